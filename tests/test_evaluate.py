@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from layerparity.numbers.clean import FLOOR, OTHERS, PLAIN, Way, reference
 from layerparity.record.folder import RunFolder
+from layerparity.run.ports import _evaluate
 from layerparity.run.ports._beside import Beside
 from layerparity.run.ports._canonical import CHOICES
 from layerparity.run.ports._evaluate import SCORES, Evaluator
@@ -120,6 +121,29 @@ def test_a_wide_llama_is_the_model_in_float64(made: Made) -> None:
         state = own.evaluate(stage, state, {})[stage].output
     assert state.dtype == torch.float64
     assert float((state - expected)[call.attention_mask.bool()].abs().max()) < 1e-12
+
+
+def test_masks_of_a_long_prompt_are_kept_while_a_stage_is_evaluated(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way's are tokens squared: those of all ways at once took most of a golden's memory."""
+    port, given = ready(made("llama"))
+    _, call = padded_batch()
+    own = Evaluator(port, FLOOR[0])
+
+    def output() -> torch.Tensor:
+        own.begin(call)
+        own.load("layers.0")
+        found = own.evaluate("layers.0", given, {})["layers.0"].output
+        assert own._arguments and own._sent
+        own.release("layers.0")
+        return found
+
+    usual = output()
+    assert own._arguments
+    monkeypatch.setattr(_evaluate, "BLOCK", call.tokens - 1)
+    assert torch.equal(output(), usual)
+    assert not own._arguments and not own._sent
 
 
 class Hard(torch.overrides.TorchFunctionMode):

@@ -14,7 +14,7 @@ from layerparity.run import needs, open_backend
 from layerparity.run.backends.base import Abilities
 from layerparity.run.inputs.base import Request
 from layerparity.run.needs import ForwardPass, cache_bytes, stage_activations
-from layerparity.settings.config import Config, DType, GenerateSettings
+from layerparity.settings.config import Config, DType, GenerateSettings, ReferenceSettings, RunKind
 
 MODEL = {
     "model_type": "llama",
@@ -57,6 +57,25 @@ def test_what_just_fits_is_taken(monkeypatch: pytest.MonkeyPatch, dtype: DType, 
     room, config = activations(item), Config(dtype=dtype)
     assert not is_refused(monkeypatch, room, config, TOKENS)
     assert is_refused(monkeypatch, room - 1, config, TOKENS)
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [(DType.float32, 8), (DType.bfloat16, 4)])
+def test_a_reference_s_masks_are_by_the_square_of_the_tokens(
+    monkeypatch: pytest.MonkeyPatch, dtype: DType, wide: int
+) -> None:
+    golden = Config(dtype=dtype, kind=RunKind.golden)
+    room = activations(wide // 2) + 2 * BATCH * TOKENS**2 * wide
+    assert not is_refused(monkeypatch, room, golden, TOKENS)
+    assert is_refused(monkeypatch, room - 1, golden, TOKENS)
+    assert not is_refused(monkeypatch, room - 1, replace(golden, kind=RunKind.candidate), TOKENS)
+    without = replace(golden, reference=ReferenceSettings(make=False))
+    assert not is_refused(monkeypatch, room - 1, without, TOKENS)
+    request: Any = Request(golden, Path("m"), MODEL, STAGES, lambda *_: (), lambda _: ())
+    with pytest.raises(UserError, match=f"seq_len={TOKENS - 1} or less, or reference.make=false"):
+        needs.refuse_beyond_memory(request, BATCH, TOKENS)
+    # The embedding and the head have no masks.
+    request = replace(request, stages=("embed_tokens", "lm_head"))
+    needs.refuse_beyond_memory(request, BATCH, TOKENS)
 
 
 def test_a_cache_has_room_for_the_prompt_and_for_what_is_new(

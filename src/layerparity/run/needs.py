@@ -36,6 +36,7 @@ from layerparity.ground.program import program
 from layerparity.machine.memory import host_memory
 from layerparity.model.architecture import read_config
 from layerparity.run import open_backend
+from layerparity.settings.config import RunKind
 
 if TYPE_CHECKING:
     from layerparity.run.inputs.base import Request
@@ -126,12 +127,24 @@ def cache_bytes(
     return 2 * -(-sizes.kv_heads // degree) * sizes.head_dim * kept * batch * itemsize
 
 
+def reference_mask_bytes(config: Config, batch: int, tokens: int) -> int:
+    """Return the bytes of a golden's reference's mask [batch, 1, token, token], as it is made.
+
+    It is one precision wider than the run, and transformers makes it of another one as large. The
+    clean ways make theirs one at a time.
+    """
+    if not config.reference.make or config.kind is not RunKind.golden:
+        return 0
+    wide = 4 if ITEMSIZE[config.dtype.value] == 2 else 8
+    return 2 * batch * tokens**2 * wide
+
+
 def refuse_beyond_memory(request: Request, sequences: int, tokens: int, cure: str = "use") -> None:
     """Raise UserError where a batch's activations and cache need more memory than is free.
 
     ``cure`` is what to do with the seq_len that would fit. Nothing is allocated for it. Weights,
-    references and what is recorded come on top of what is counted, so what is refused would not
-    have run.
+    references but for their masks, and what is recorded come on top of what is counted, so what is
+    refused would not have run.
     """
     config, sizes = request.config, sizes_of(request.model)
     room, where = _free(config)
@@ -144,11 +157,16 @@ def refuse_beyond_memory(request: Request, sequences: int, tokens: int, cure: st
         config.experts_implementation or open_backend.abilities(config).experts or _EXPERTS,
     )
 
+    attends = any(
+        cache_bytes(sizes, stage, batch=1, tokens=1, itemsize=1) for stage in request.stages
+    )
+
     def needed(length: int) -> int:
         made, new = replace(work, tokens=length), config.generate.max_new_tokens
         size = {"batch": sequences, "tokens": length + new, "itemsize": work.itemsize}
         sparse, stages = bool(sizes.experts), request.stages
         cached = max(cache_bytes(sizes, stage, **size) for stage in stages) if new else 0
+        cached += reference_mask_bytes(config, sequences, length) if attends else 0
         return cached + max(stage_activations(sizes, stage, sparse, made) for stage in stages)
 
     if room is None or needed(tokens) <= room:
@@ -159,6 +177,8 @@ def refuse_beyond_memory(request: Request, sequences: int, tokens: int, cure: st
         return
     fitting = bisect_right(range(1, tokens + 1), room, key=needed)
     fewer = f"{cure} seq_len={fitting} or less" if fitting else f"{cure} fewer sequences"
+    if attends and needed(tokens) - reference_mask_bytes(config, sequences, tokens) <= room:
+        fewer += ", or reference.make=false for a golden without noise floors"
     raise UserError(
         f"{sequences} x {tokens} tokens need {bytes_text(needed(tokens))} in {config.dtype.value} "
         f"for what one stage computes with, and {where} {bytes_text(room)} free",

@@ -20,7 +20,12 @@ from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.clean import Way, perturbed
 from layerparity.run.ports._beside import Beside
 from layerparity.run.ports._canonical import CHOICES, visible
-from layerparity.run.ports._observe import ObservedStage, attention_by_query, attention_in_blocks
+from layerparity.run.ports._observe import (
+    BLOCK,
+    ObservedStage,
+    attention_by_query,
+    attention_in_blocks,
+)
 from layerparity.run.ports.base import Call, Observed
 from layerparity.run.ports.hf import HfPort
 
@@ -103,6 +108,15 @@ class Evaluator(HfPort):
         with self.way.around(self.skeleton.config):
             super().begin(call)
 
+    def _passed(self, call: Call) -> list[dict[str, Any]]:
+        """Return the blocks' arguments; of a long prompt none: each way has its own masks."""
+        return [] if _is_long(call) else super()._passed(call)
+
+    def _arguments_of(self, stage: str) -> dict[str, Any]:
+        if not self._arguments and self._call is not None:
+            self._arguments = super()._passed(self._call)
+        return super()._arguments_of(stage)
+
     def load(self, stage: str) -> dict[str, str]:
         """Take the stage as it is loaded; nothing is read."""
         module = self.skeleton.module(stage)
@@ -135,6 +149,9 @@ class Evaluator(HfPort):
         self._beside.pop(stage, None)
         self._stages.pop(stage, None)
         self._modules.pop(stage, None)
+        if self._call is not None and _is_long(self._call):
+            self._arguments = []
+            self._sent.clear()
 
     def evaluate(
         self,
@@ -239,6 +256,11 @@ class Evaluator(HfPort):
                 f"reference.dtypes=[{own}], or reference.make=false."
             ) from error
         return twin
+
+
+def _is_long(call: Call) -> bool:
+    """Say whether masks by the square of a pass's tokens are too large to be kept for each way."""
+    return call.tokens > BLOCK
 
 
 def _sharing(module: nn.Module) -> nn.Module:

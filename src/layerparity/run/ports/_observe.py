@@ -263,7 +263,7 @@ def attention_by_query() -> Iterator[None]:
 
 @contextmanager
 def attention_in_blocks() -> Iterator[None]:
-    """Let eager attention answer so many queries at a time that no scores are tokens squared.
+    """Let eager attention answer so many queries at a time that scores are as many as of one block.
 
     Up to one block all is as ever. Without a mask a kernel counts the queries itself.
     """
@@ -272,7 +272,8 @@ def attention_in_blocks() -> Iterator[None]:
         count = queries.shape[2]
         if kernel != "eager" or count <= BLOCK or mask is None or mask.shape[-2] != count:
             return None
-        return queries.split(BLOCK, 2), mask.split(BLOCK, -2)
+        rows = max(1, BLOCK * BLOCK // mask.shape[-1])
+        return queries.split(rows, 2), mask.split(rows, -2)
 
     with _attention_of(split):
         yield
