@@ -509,6 +509,34 @@ def test_one_token_of_a_long_prompt_stands_out(noise: bool) -> None:
     assert any("stands out" in text for text in broken(found))
 
 
+@pytest.mark.parametrize("alone", [True, False], ids=["one token's", "as everywhere"])
+def test_noise_that_is_one_token_s_is_known_as_well_as_that_token(alone: bool) -> None:
+    """As where linear attention leaves a state near zero, whose norm is large by chance."""
+    maker = torch.Generator().manual_seed(0)
+    reference, laid = torch.randn(40, 64, generator=maker, dtype=torch.float64), TokenLayout(64, 0)
+
+    def off(times: float = 1.0) -> torch.Tensor:
+        noise = torch.randn(40, 64, generator=maker, dtype=torch.float64)
+        luck = torch.randn(1, generator=maker, dtype=torch.float64).abs()
+        noise[7] *= 100 * luck if alone else 1.0
+        return (reference + 1e-3 * times * noise).float()
+
+    def ratio(candidate: torch.Tensor) -> float:
+        golden, *ways = off(), off(), off(), off()
+        named = dict(zip("abc", ways, strict=True))
+        floor = measure_floor(named, golden, reference, torch.ones(40, dtype=torch.bool), laid)
+        judged = JudgedSite(
+            candidate, golden, reference, torch.arange(40), 40, laid, floor,
+            CleanSlopes(floor.slopes), 2.0**-23,
+        )  # fmt: skip
+        return deviation(judged).metrics["error_ratio"]
+
+    beyond = sum(ratio(off()) > 2 for _ in range(100))
+    wrong = sum(ratio(off(12.0)) > 2 for _ in range(20))
+    assert beyond <= 2
+    assert wrong >= (12 if alone else 20)
+
+
 def test_ways_that_agree_at_most_tokens_are_one() -> None:
     """But for a remainder, and for the order in which squares are added up."""
     maker = torch.Generator().manual_seed(0)

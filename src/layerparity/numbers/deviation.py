@@ -148,7 +148,7 @@ def _ratios(site: JudgedSite, sums: SiteSums, sent: Sent | None, result: Deviati
     floors = site.floor.tokens[:, site.tokens].double()
     error, square = sums.error_tokens.sum(), sums.square_tokens.sum()
     own = torch.maximum(floors.sum(1).max(), _least(site, square, tokens * width))
-    total, chance = _total(site, own, sums.square_tokens)
+    total, chance = _total(site, own, sums.square_tokens, _as_many_alike(floors.mean(0)))
     few = max(of_few(tokens), chance) * float(total / own if own > 0 else 1.0)
     total = total * chance
     result.metrics |= {
@@ -179,14 +179,26 @@ def _ratios(site: JudgedSite, sums: SiteSums, sent: Sent | None, result: Deviati
         _note_worst(result, "expert", groups, width * sent.counts)
 
 
+def _as_many_alike(floors: torch.Tensor) -> float:
+    """Return how many tokens the noise of a site is of; ``floors`` are float64 [token].
+
+    That is all of them, unless one token's outweighs all others' together: then the whole is known
+    as well as (sum f)^2 / sum f^2 tokens that are alike (Satterthwaite 1946).
+    """
+    whole, squares = float(floors.sum()), float(floors.square().sum())
+    alone = len(floors) > 1 and 2 * float(floors.max()) > whole
+    return whole**2 / squares if alone and squares else float(len(floors))
+
+
 def _total(
-    site: JudgedSite, own: torch.Tensor, squares: torch.Tensor
+    site: JudgedSite, own: torch.Tensor, squares: torch.Tensor, tokens: float
 ) -> tuple[torch.Tensor, float]:
     """Return the whole site's squared floor, and the factor chance may put on a squared error.
 
-    ``own`` is the floor that clean ways showed here; ``squares``, float64 [token], the reference's.
+    ``own`` is the floor that clean ways showed here; ``squares``, float64 [token], the reference's;
+    ``tokens`` as many as are alike.
     """
-    tokens, width = site.candidate.shape
+    width = site.candidate.shape[-1]
     if site.typical is None:
         return own, by_chance(tokens, width)
     freedom = min(site.typical.freedom, width) * tokens
