@@ -700,6 +700,22 @@ def test_tokens_that_all_have_the_same_numbers_prove_nothing(tmp_path: Path) -> 
     assert row(compare(*runs), "norm:out").outcome is Outcome.PASS
 
 
+def test_tokens_of_one_number_each_prove_nothing(tmp_path: Path) -> None:
+    """Logits of a head whose rows are all equal: no token is likelier than another, KL 0."""
+    flat = torch.randn(2, 5, 1).expand(2, 5, 24) * (1 + 1e-7 * torch.randn(2, 5, 24))
+    sound = {**sites(), "lm_head:out": torch.randn(2, 5, 24)}
+    runs = [make_run(tmp_path / name, {**sound, "lm_head:out": flat}) for name in "gc"]
+    found = row(compare(*runs), "lm_head:out")
+    assert found.outcome is Outcome.INCONCLUSIVE
+    assert why(found).startswith("each token has one number throughout on each side")
+    one = row(compare(make_run(tmp_path / "sound", sound), runs[1]), "lm_head:out")
+    assert one.outcome is Outcome.FAIL and one.metrics["candidate_flat"] == 1
+    nearly = flat.clone()
+    nearly[1, 4, 7] += 1e-3
+    runs = [make_run(tmp_path / f"{name}2", {**sound, "lm_head:out": nearly}) for name in "gc"]
+    assert row(compare(*runs), "lm_head:out").outcome is Outcome.PASS
+
+
 def test_decode_steps_and_tokens(tmp_path: Path) -> None:
     tensors = sites()
     for step in (1, 2):

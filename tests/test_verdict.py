@@ -475,6 +475,8 @@ SAID = [
     "nothing says how large its rounding may be",
     "each side is one number throughout, such as 0: that they agree proves nothing",
     "all tokens have the same numbers on each side: that they agree proves nothing",
+    "each token has one number throughout on each side, as of a weight whose rows are all the "
+    "same: that they agree proves nothing",
     "routed apart by a tie; 25 % of the tokens of such steps are judged",
     "the candidate does not show its router's choices: this token is near a tie, and off as if "
     "another expert had been chosen; 25 % of the tokens of such steps are judged",

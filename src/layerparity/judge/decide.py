@@ -12,10 +12,13 @@ from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.verdict import FAR_OFF, REPLICAS, Breach, Outcome, Row
 from layerparity.record.weights import WeightFinding
 
-_CONSTANTS = {"golden_constant", "candidate_constant"}
+_EMPTY = {
+    "constant": ReasonKind.BOTH_CONSTANT,
+    "repeated": ReasonKind.BOTH_REPEATED,
+    "flat": ReasonKind.BOTH_FLAT,
+}
 # So many times the limit an error has to be that is held against the floor of a narrower type.
 _BY_FAR = 4.0
-_REPEATED = {"golden_repeated", "candidate_repeated"}
 
 
 def decide(
@@ -32,7 +35,7 @@ def decide(
     tokens that were routed apart are among them: they let it pass, and never fail.
 
     A constant, such as a buffer that was never written to, has nothing to be judged by, nor have
-    tokens that all have the same numbers.
+    tokens that all have the same numbers, or of one number each.
     Exact sites and masks are judged by equality, NaN and Inf by agreement, whatever the tolerance;
     replicas that disagree fail.
     """
@@ -53,10 +56,9 @@ def decide(
                 if own:
                     return Outcome.FAIL, tuple(own), None
                 return Outcome.INCONCLUSIVE, (), lacking or Reason(ReasonKind.ROUNDING_UNKNOWN)
-        if not broken and metrics.keys() >= _CONSTANTS:
-            return Outcome.INCONCLUSIVE, (), Reason(ReasonKind.BOTH_CONSTANT)
-        if not broken and metrics.keys() >= _REPEATED:
-            return Outcome.INCONCLUSIVE, (), Reason(ReasonKind.BOTH_REPEATED)
+        for name, why in _EMPTY.items():
+            if not broken and metrics.keys() >= {f"golden_{name}", f"candidate_{name}"}:
+                return Outcome.INCONCLUSIVE, (), Reason(why)
     return (Outcome.FAIL if broken else Outcome.PASS), tuple(broken), None
 
 

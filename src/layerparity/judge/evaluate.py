@@ -150,7 +150,12 @@ def routed_alike(
     return real & agree if real.shape == agree.shape else mask
 
 
-CONSTANT, DENORMAL, NONFINITE, REPEATED = "constant", "denormal", "nonfinite", "repeated"
+CONSTANT, DENORMAL, NONFINITE = "constant", "denormal", "nonfinite"
+FLAT, REPEATED = "flat", "repeated"
+# What agrees on both sides and says nothing of either.
+EMPTY = (CONSTANT, REPEATED, FLAT)
+# Of fewer numbers, a token's may be equal as they should; roundings by which they differ at most.
+_SEVERAL, _ROUNDED = 16, 8
 # A tensor whose first numbers differ is not looked at whole.
 _FIRST = 64
 
@@ -158,11 +163,12 @@ _FIRST = 64
 class Degenerate:
     """What all numbers of one floating tensor have in common, fed piece by piece.
 
-    A tensor is repeated where several tokens, the rows of pieces, all have the same numbers.
+    A tensor is repeated where several tokens, the rows of pieces, all have the same numbers, and
+    flat where each token has one number throughout.
     """
 
     def __init__(self) -> None:
-        self._open = {CONSTANT, DENORMAL, NONFINITE, REPEATED}
+        self._open = {CONSTANT, DENORMAL, NONFINITE, REPEATED, FLAT}
         self._first: float | None = None
         self._row = torch.empty(0)
         self._seen = self._rows = 0
@@ -189,7 +195,7 @@ class Degenerate:
                 return name, self._first if name == CONSTANT else 1.0
         if REPEATED in self._open and self._rows > 1:
             return REPEATED, 1.0
-        return None
+        return (FLAT, 1.0) if FLAT in self._open else None
 
 
 def _holds(name: str, piece: torch.Tensor, number: float, row: torch.Tensor) -> bool:
@@ -199,11 +205,22 @@ def _holds(name: str, piece: torch.Tensor, number: float, row: torch.Tensor) -> 
     if piece.dtype.itemsize == 1:
         # Eight-bit numbers have no arithmetic of their own.
         piece = piece.float()
+    if name == FLAT:
+        return _is_flat(piece)
     if name == CONSTANT:
         return bool(piece.eq(number).all())
     if name == NONFINITE:
         return not bool(piece.isfinite().any())
     return bool(piece.abs().lt(torch.finfo(piece.dtype).smallest_normal).all())
+
+
+def _is_flat(rows: torch.Tensor) -> bool:
+    """Say whether each of several tokens has one number throughout, to rounding."""
+    tokens = rows.flatten(1) if rows.dim() > 1 else rows[None, :0]
+    if tokens.shape[1] < _SEVERAL:
+        return False
+    apart, size = tokens.amax(1) - tokens.amin(1), tokens.abs().amax(1)
+    return bool((apart <= _ROUNDED * torch.finfo(tokens.dtype).eps * size).all())
 
 
 class BothSides:
@@ -220,12 +237,12 @@ class BothSides:
     def metrics(self) -> dict[str, float]:
         """Return ``candidate_constant`` and the like; of sides that are alike, what proves nothing.
 
-        These are constants, and rows that are repeated.
+        These are constants, and rows that are repeated or flat.
         """
         results = {side: each.result() for side, each in self._sides.items()}
         both = results["golden"]
         alike = results["golden"] == results["candidate"]
-        if alike and (both is None or both[0] not in (CONSTANT, REPEATED)):
+        if alike and (both is None or both[0] not in EMPTY):
             return {}
         return {f"{side}_{what[0]}": what[1] for side, what in results.items() if what is not None}
 

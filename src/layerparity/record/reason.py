@@ -68,6 +68,7 @@ class ReasonKind(StrEnum):
     ROUNDING_UNKNOWN = "rounding_unknown"
     BOTH_CONSTANT = "both_constant"
     BOTH_REPEATED = "both_repeated"
+    BOTH_FLAT = "both_flat"
     TIES = "ties"
     UNSEEN_TIES = "unseen_ties"
     BLOCK_ALONE = "block_alone"

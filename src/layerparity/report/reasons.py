@@ -77,6 +77,8 @@ _SENTENCES = {
     "proves nothing",
     ReasonKind.BOTH_REPEATED: "all tokens have the same numbers on each side: that they agree "
     "proves nothing",
+    ReasonKind.BOTH_FLAT: "each token has one number throughout on each side, as of a weight whose "
+    "rows are all the same: that they agree proves nothing",
     ReasonKind.TIES: "routed apart by a tie; {share} of the tokens of such steps are judged",
     ReasonKind.UNSEEN_TIES: "the candidate does not show its router's choices: this token is near "
     "a tie, and off as if another expert had been chosen; {share} of the tokens of such steps are "
