@@ -19,6 +19,7 @@ from layerparity.settings.key import key
 from layerparity.tracking.links import say_served
 
 KIND = "selftest"
+READS: tuple[str, ...] = ("name", "to", "tolerance", "threads")
 
 
 @dataclass

@@ -35,8 +35,8 @@ PLUGIN_GROUPS = {
 
 
 # Jobs that read a checkpoint, and those that leave a run.
-_OF_A_MODEL = ("run", "audit", "bisect", "capture", "convert", "invariance", "plan")
-_OF_A_RUN = ("run", "audit", "bisect", "capture", "invariance", "selftest")
+_OF_A_MODEL = ("run", "bisect", "capture", "invariance", "plan")
+_OF_A_RUN = ("run", "bisect", "capture", "invariance")
 # The run of a kind that is newest, as golden= and candidate= name it.
 LATEST = "latest"
 # How a hub's cache begins the folder of a model.
@@ -218,7 +218,7 @@ class AuditSettings:
     deep: bool = key(
         False,
         "read every weight as well: NaN, all-zero, constant, out of family",
-        jobs=("audit",),
+        jobs=(),
     )
 
 
@@ -281,9 +281,7 @@ class Config:
         least=1,
         most=MOST_TOKENS,
     )
-    dtype: DType = key(
-        DType.float32, "floating type of weights and computation", jobs=("run", "convert")
-    )
+    dtype: DType = key(DType.float32, "floating type of weights and computation", jobs=("run",))
     attn_implementation: str | None = key(
         None, "sdpa, eager or another; null: sdpa, or eager where there is none"
     )
@@ -310,7 +308,7 @@ class Config:
         None,
         "job=convert: folder to write; job=plan, job.corpus: JSON file to write; job=export: "
         "folder or file.zip to write; job=gate: folder for CI's files",
-        jobs=("convert", "plan", "selftest"),
+        jobs=("plan",),
     )
     name: str | None = key(None, "name of the run", jobs=_OF_A_RUN)
     reuse: bool = key(
