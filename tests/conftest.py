@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -228,4 +229,20 @@ def _golden(cli: Callable[..., Ended], shared: Path, words: tuple[str, ...]) -> 
             ended = cli("backend=gpu", "device_map=cpu", f"tracking.folder={half}", *words)
             assert ended.exit == 0, ended.err
             half.rename(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def three_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the shipped model that ends behind its third block."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("three") / "three_blocks"
+    shutil.copytree(ROOT / "checkpoints" / "tiny_minimax_m2", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    weights = folder / "model.safetensors"
+    late = tuple(f"model.layers.{n}." for n in range(3, config["num_hidden_layers"]))
+    kept = {k: v for k, v in load_file(weights).items() if not k.startswith(late)}
+    save_file(kept, weights, metadata={"format": "pt"})
     return folder

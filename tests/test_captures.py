@@ -35,11 +35,18 @@ def fed(store: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def judged(cli: Cli, store: Path, fed: tuple[str, ...]) -> Judge:
+def three(three_blocks: Path) -> tuple[str, ...]:
+    """Return the keys of the model that most captures are of."""
+    return ("model=checkpoint", f"model.path={three_blocks}")
+
+
+@pytest.fixture
+def judged(cli: Cli, store: Path, fed: tuple[str, ...], three: tuple[str, ...]) -> Judge:
     """Return a function that keeps a capture folder as a run and judges it on its own values."""
 
     def judge(folder: Path, *words: str) -> Verdict:
         where = f"tracking.folder={store}"
+        words = (*three, *words)
         kept = cli(where, "job=capture", f"job.folder={folder}", *fed, *words, "name=captured")
         assert kept.exit == 0, kept.err
         own = ("job=compare", "job.own_inputs=true", "candidate=captured", "device_map=cpu")
@@ -56,10 +63,10 @@ def failing(verdict: Verdict) -> set[str]:
 
 
 def test_a_clean_capture_passes_in_the_prefill_and_in_each_step(
-    judged: Judge, tmp_path: Path
+    judged: Judge, tmp_path: Path, three_blocks: Path
 ) -> None:
     """Slices, replicated KV heads, terms of experts, a bucket, a head of one token."""
-    verdict = judged(capture(tmp_path / "capture", steps=1))
+    verdict = judged(capture(tmp_path / "capture", steps=1, model=three_blocks))
     assert failing(verdict) == set()
     assert verdict.outcome is Outcome.PASS, verdict.where
     passed = {row.site.local for row in verdict.rows if row.outcome is Outcome.PASS}
@@ -70,9 +77,11 @@ def test_a_clean_capture_passes_in_the_prefill_and_in_each_step(
     assert not [row for row in verdict.rows if row.outcome is Outcome.SKIPPED]
 
 
-def test_a_rank_that_rounds_otherwise_is_clean(judged: Judge, tmp_path: Path) -> None:
+def test_a_rank_that_rounds_otherwise_is_clean(
+    judged: Judge, tmp_path: Path, three_blocks: Path
+) -> None:
     """Some numbers of its replicas are neighbours of the other ranks': no terms of a sum."""
-    folder, nudged = capture(tmp_path / "capture", steps=0), 0
+    folder, nudged = capture(tmp_path / "capture", steps=0, model=three_blocks), 0
     for path in sorted((folder / "rank_1").iterdir()):
         own, first = torch.load(path), torch.load(folder / "rank_0" / path.name)
         if own.is_floating_point() and own.equal(first):
@@ -85,10 +94,13 @@ def test_a_rank_that_rounds_otherwise_is_clean(judged: Judge, tmp_path: Path) ->
     assert (failing(verdict), verdict.outcome) == (set(), Outcome.PASS), verdict.where
 
 
-def test_experts_without_a_token_are_no_pass(judged: Judge, store: Path, tmp_path: Path) -> None:
+def test_experts_without_a_token_are_no_pass(
+    judged: Judge, store: Path, tmp_path: Path, three_blocks: Path
+) -> None:
     """A capture has no weights: what nobody computed with them is not known."""
     (store / "ids.json").write_text(json.dumps(PROMPT[:2]), encoding="utf-8")
-    verdict = judged(capture(tmp_path / "capture", tp=1, steps=0, prompt=PROMPT[:2]))
+    folder = tmp_path / "capture"
+    verdict = judged(capture(folder, tp=1, steps=0, model=three_blocks, prompt=PROMPT[:2]))
     assert (failing(verdict), verdict.outcome) == (set(), Outcome.INCONCLUSIVE)
     assert verdict.coverage is not None
     assert {each.kind for each in verdict.coverage.doubts} == {DoubtKind.EXPERTS}
@@ -116,6 +128,7 @@ def test_experts_without_a_token_are_no_pass(judged: Judge, store: Path, tmp_pat
 def test_a_fault_is_named_with_its_cause_and_ranks(
     judged: Judge,
     tmp_path: Path,
+    three_blocks: Path,
     fault: str,
     tp: int,
     where: str,
@@ -123,7 +136,7 @@ def test_a_fault_is_named_with_its_cause_and_ranks(
     ranks: tuple[int, ...],
 ) -> None:
     """Prefill and decode, bucketed; what comes before the mistake passes."""
-    verdict = judged(capture(tmp_path / "capture", tp, steps=1, fault=fault))
+    verdict = judged(capture(tmp_path / "capture", tp, steps=1, fault=fault, model=three_blocks))
     assert verdict.where == where
     assert not {site for site in failing(verdict) if site.startswith(("layers.0", "layers.1"))}
     assert verdict.guilty is not None
@@ -133,10 +146,11 @@ def test_a_fault_is_named_with_its_cause_and_ranks(
 
 
 def test_an_embedding_within_the_bounds_of_rank_0_is_named(
-    judged: Judge, store: Path, tmp_path: Path
+    judged: Judge, store: Path, tmp_path: Path, three_blocks: Path
 ) -> None:
     (store / "ids.json").write_text(json.dumps(SHARES), encoding="utf-8")
-    folder = capture(tmp_path / "capture", steps=1, fault="embedding of rank 0", prompt=SHARES)
+    folder = tmp_path / "capture"
+    capture(folder, steps=1, fault="embedding of rank 0", model=three_blocks, prompt=SHARES)
     verdict = judged(folder)
     assert verdict.where == "embed_tokens:out"
     assert [each.id for each in verdict.causes[:1]] == ["embedding_of_rank_0"]
@@ -178,11 +192,18 @@ def test_a_bias_that_each_rank_adds_is_named(
 
 
 def test_a_golden_of_the_same_tokens_tells_that_no_rank_holds_the_sum(
-    judged: Judge, cli: Cli, store: Path, fed: tuple[str, ...], tmp_path: Path
+    judged: Judge,
+    cli: Cli,
+    store: Path,
+    fed: tuple[str, ...],
+    three: tuple[str, ...],
+    tmp_path: Path,
+    three_blocks: Path,
 ) -> None:
-    golden = (f"tracking.folder={store}", *fed, "dtype=bfloat16", "device_map=cpu")
+    golden = (f"tracking.folder={store}", *three, *fed, "dtype=bfloat16", "device_map=cpu")
     assert cli(*golden, "reference.make=false", "name=same-tokens").exit == 0
-    folder = capture(tmp_path / "capture", steps=0, fault="no reduction", layers=())
+    folder = tmp_path / "capture"
+    capture(folder, steps=0, fault="no reduction", layers=(), model=three_blocks)
     verdict = judged(folder, "golden=same-tokens")
     assert verdict.where == "layers.0.self_attn:out"
     kept = open_store(TrackingConfig(folder=str(store))).find("captured")[0]
@@ -190,9 +211,11 @@ def test_a_golden_of_the_same_tokens_tells_that_no_rank_holds_the_sum(
     assert "at layers.0.self_attn:out adds up to the golden's, and none holds the sum" in noted
 
 
-def test_a_capture_of_one_rank_and_a_name_map(judged: Judge, tmp_path: Path) -> None:
+def test_a_capture_of_one_rank_and_a_name_map(
+    judged: Judge, tmp_path: Path, three_blocks: Path
+) -> None:
     """Without folders of ranks; tokens are its own, and a module of another name has a site."""
-    folder = capture(tmp_path / "capture", tp=1, steps=1)
+    folder = capture(tmp_path / "capture", tp=1, steps=1, model=three_blocks)
     for path in folder.glob("*self_attn.o_proj.outputs.pt"):
         path.rename(str(path).replace("self_attn.o_proj.outputs", "attn.dense.out_output"))
     names = tmp_path / "names.json"
