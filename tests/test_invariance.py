@@ -43,6 +43,8 @@ from layerparity.tracking.store import open_store
 
 Cli = Callable[..., Ended]
 OWN = ("job=invariance", "backend=gpu", "device_map=cpu", "inputs=prompt", "threads=1")
+# One side in float32 is judged, and no component alone.
+FLOORS = ("reference.dtypes=[float32]", "reference.components=false")
 # Two sequences of 5 and 3 tokens, padded on the left.
 MASK = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
 MISTAKES = '''
@@ -121,7 +123,7 @@ class Port(HfPort):
 
     def run(self, stage, given):
         observed = super().run(stage, given)
-        if self.padded and stage == "layers.3":
+        if self.padded and stage == "layers.2":
             last = observed.output[..., -1]
             last.copy_(torch.nextafter(last, torch.full_like(last, torch.inf)))
         return observed
@@ -229,6 +231,12 @@ def test_where_there_is_no_number_no_r_is_logged(tmp_path: Path) -> None:
     assert {each.step: each.value for each in differing} == {2: 1, 3: 1, 4: 1, 5: 1, 6: 0}
 
 
+@pytest.fixture
+def own(three_blocks: Path) -> tuple[str, ...]:
+    """Return the words of the job on a golden of a model of three blocks."""
+    return (*OWN, *FLOORS, "model=checkpoint", f"model.path={three_blocks}")
+
+
 def kept(store: Path) -> dict[str, Any]:
     """Return the record of the newest run of the job."""
     newest = open_store(TrackingConfig(folder=str(store))).runs(kind="invariance", limit=1)
@@ -236,9 +244,11 @@ def kept(store: Path) -> dict[str, Any]:
     return record
 
 
-def test_a_sound_model_is_equal_or_within_the_floor(run: Cli, store: Path) -> None:
+def test_a_sound_model_is_equal_or_within_the_floor(
+    run: Cli, store: Path, own: tuple[str, ...]
+) -> None:
     """Each axis of it; the same again to the bit, the others as the processor rounds them."""
-    ended = run(*OWN)
+    ended = run(*own)
     assert ended.exit == 0, ended.out + ended.err
     record = kept(store)
     lines = record["variations"]
@@ -274,7 +284,7 @@ def test_a_planted_dependence_is_named(
     """With its axis, its first size, its first site; the other sizes stay clean."""
     Path("leaning_ports.py").write_text(MISTAKES)
     axis = asked.partition("=")[0].removeprefix("job.")
-    own = (*OWN, "kind=golden", f"port._target_=leaning_ports.{port}")
+    own = (*OWN, *FLOORS, "kind=golden", f"port._target_=leaning_ports.{port}")
     ended = run(*own, f"job.axes=[{axis}]", asked)
     assert ended.exit == 1, ended.out + ended.err
     lines = kept(store)["variations"]
@@ -360,13 +370,13 @@ def rounding(cli: Cli) -> tuple[str, ...]:
     return *port, "job.axes=[padding]", "job.padding=[8]"
 
 
-def test_bits_can_be_demanded(run: Cli, rounding: tuple[str, ...]) -> None:
-    assert run(*OWN, *rounding).exit == 0
-    strict = run(*OWN, *rounding, "job.demand=bits")
+def test_bits_can_be_demanded(run: Cli, own: tuple[str, ...], rounding: tuple[str, ...]) -> None:
+    assert run(*own, *rounding).exit == 0
+    strict = run(*own, *rounding, "job.demand=bits")
     assert strict.exit == 1
     assert "job.demand=bits asks for all" in strict.out
     assert "job.demand=bits" in strict.out.splitlines()[-1]
-    assert run(*OWN, "job.axes=[repeat]", "job.demand=bits").exit == 0
+    assert run(*own, "job.axes=[repeat]", "job.demand=bits").exit == 0
 
 
 @pytest.mark.parametrize(
@@ -388,7 +398,9 @@ def test_what_cannot_be_varied_is_refused(run: Cli, keys: list[str], said: str) 
     assert re.search(said, ended.err), ended.err
 
 
-def test_an_axis_that_a_backend_cannot_do_is_left_out_with_the_reason(run: Cli) -> None:
+def test_an_axis_that_a_backend_cannot_do_is_left_out_with_the_reason(
+    run: Cli, own: tuple[str, ...]
+) -> None:
     """And refused where it is asked for by name."""
     Path("cacheless_port.py").write_text(
         "from layerparity.porting import UserError\n"
@@ -397,7 +409,7 @@ def test_an_axis_that_a_backend_cannot_do_is_left_out_with_the_reason(run: Cli) 
         "    def new_cache(self, batch, max_tokens):\n"
         "        raise UserError('no cache here')\n"
     )
-    own = (*OWN, "kind=golden", "port._target_=cacheless_port.Port")
+    own = (*own, "kind=golden", "port._target_=cacheless_port.Port")
     ended = run(*own)
     assert ended.exit == 0, ended.out + ended.err
     assert "left out: chunk (no cache here)" in ended.out
@@ -418,9 +430,12 @@ def test_a_candidate_is_judged_by_the_golden_that_feeds_it(run: Cli, store: Path
     assert set(ends[2:]) <= {"equal", "within the floor"}
 
 
-def test_without_a_floor_what_differs_is_not_judged(run: Cli, rounding: tuple[str, ...]) -> None:
+def test_without_a_floor_what_differs_is_not_judged(
+    run: Cli, rounding: tuple[str, ...], three_blocks: Path
+) -> None:
     """And the command that follows makes a golden, which has one."""
-    asked = ("kind=candidate", *rounding[1:])
+    model = ("model=checkpoint", f"model.path={three_blocks}")
+    asked = ("kind=candidate", *rounding[1:], *model)
     ended = run(*OWN, *asked)
     assert ended.exit == 4, ended.out + ended.err
     assert "was not judged" in ended.out
