@@ -25,6 +25,8 @@ Run = Callable[..., Ended]
 Sides = tuple[RunSet, RunSet, Alignment, Calibration]
 HERE = ("backend=gpu", "device_map=cpu", "threads=1")
 WITH = (*HERE, "capture=components", "generate.max_new_tokens=4")
+# What is compared is in bfloat16, and no component alone.
+FLOORS = ("reference.dtypes=[bfloat16]", "reference.components=false")
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +35,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def sides(cli: Run, folder: Path, request: pytest.FixtureRequest) -> Sides:
-    """Return a golden, and a candidate that was fed as the test asks, in bfloat16."""
+def sides(cli: Run, folder: Path, three_blocks: Path, request: pytest.FixtureRequest) -> Sides:
+    """Return a golden, and a candidate that was fed as the test asks, in bfloat16; made once."""
     feed, store = request.param, f"tracking.folder={folder}"
+    both = (*WITH, "model=checkpoint", f"model.path={three_blocks}", "dtype=bfloat16", store)
     if not folder.joinpath("artifacts").exists():
-        assert cli(*WITH, "dtype=bfloat16", store).exit == Exit.OK
-    other = ("kind=candidate", "attn_implementation=eager", "experts_implementation=eager")
-    assert cli(*WITH, *other, "dtype=bfloat16", f"feed={feed}", store).exit == Exit.OK
+        assert cli(*both, *FLOORS).exit == Exit.OK
+    if not (folder / feed).exists():
+        other = ("kind=candidate", "attn_implementation=eager", "experts_implementation=eager")
+        assert cli(*both, *other, f"feed={feed}", f"name={feed}").exit == Exit.OK
+        (folder / feed).touch()
     runs = open_store(TrackingConfig(folder=str(folder)))
-    golden, candidate, aligned = paired(runs.find("latest", "golden"), runs.find("latest"))
+    golden, candidate, aligned = paired(runs.find("latest", "golden"), runs.find(feed))
     return golden, candidate, aligned, Calibration(golden, candidate, aligned.blocks)
 
 
