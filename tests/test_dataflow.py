@@ -25,6 +25,8 @@ from layerparity.run.dataflow import measure
 from layerparity.selftest.models import make_model
 
 Cli = Callable[..., Ended]
+# Blocks are judged in float32, each fed from the golden and whole.
+FLOORS = ("reference.dtypes=[float32]", "reference.chained=false", "reference.components=false")
 NORMS = ("post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 FAMILIES = [name for name in registry.names("anatomy.families") if family_of(name).block]
 
@@ -167,7 +169,7 @@ def judged(
 ) -> tuple[Verdict, Ended]:
     """Compare a golden with a candidate whose block 1 puts out a wrong value at one module."""
     run = runs(cli, folder / "models", model, capture)
-    run("inputs=random")
+    run("inputs=random", *FLOORS)
     fault = ("port=fault", "port.name=wrong_output", f"port.module={module}", "port.layers=[1]")
     run("kind=candidate", *fault)
     ended = cli("job=compare")
@@ -230,7 +232,7 @@ def test_a_component_is_fed_what_was_measured_where_a_family_declares_otherwise(
     monkeypatch.setattr(gemma2, "FAMILY", replace(gemma2.FAMILY, block=SERIAL))
     monkeypatch.setattr(proof, "_proved", {})
     run = runs(cli, tmp_path / "models", "gemma2", "components")
-    run("inputs=random")
+    run("inputs=random", *FLOORS[:2])
     alone = ("kind=candidate", "scope=single", "layer=1", "component=mlp")
     run(*alone, "name=right")
     right = cli("job=compare", "candidate=right")
@@ -259,7 +261,7 @@ def test_a_model_without_a_twin_is_run_and_judged_in_every_scope(
     monkeypatch.setattr(proof, "is_small", lambda skeleton: False)
     monkeypatch.setattr(proof, "_proved", {})
     run = runs(cli, tmp_path / "models", "olmo2", "components")
-    golden = run("inputs=random")
+    golden = run("inputs=random", *FLOORS[:2])
     (said,) = (line for line in golden.out.splitlines() if "was not measured" in line)
     assert "What the blocks of olmo2 compute from what" in said
     for number, scope in enumerate(SCOPES):

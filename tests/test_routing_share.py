@@ -109,11 +109,11 @@ def test_other_weights_of_the_same_experts_are_told_from_other_experts(
     assert "layers.2" in ended.out and "mlp.gate:weights" in ended.out
 
 
-def test_decode_steps_are_weighed_as_the_golden_did(cli: Cli) -> None:
-    steps = "generate.max_new_tokens=3"
+def test_decode_steps_are_weighed_as_the_golden_did(cli: Cli, three_blocks: Path) -> None:
+    shared = ("generate.max_new_tokens=3", "model=checkpoint", f"model.path={three_blocks}")
     golden = ("backend=gpu", "device_map=cpu", "dtype=bfloat16", "capture=components")
-    assert cli(*golden, steps, "name=the-one").exit == 0
-    words = [*CHAINED, *SLIP, "capture=components", steps]
+    assert cli(*golden, *shared, "reference.make=false", "name=the-one").exit == 0
+    words = [*CHAINED, *SLIP, "capture=components", *shared]
     made = {}
     for name in ("true", "all"):
         ended = cli(*words, "inputs=golden", f"port.replay={name}", f"name=replayed-{name}")
@@ -180,7 +180,7 @@ def test_runs_of_another_store_are_repeated_there_and_strangers_refused(
 ) -> None:
     kept = f"tracking.folder={tmp_path / 'elsewhere'}"
     block = ("backend=gpu", "device_map=cpu", "scope=single", "layer=2", kept)
-    assert cli(*block, "inputs=random", "name=g").exit == 0
+    assert cli(*block, "inputs=random", "reference.make=false", "name=g").exit == 0
     candidate = (*block, "kind=candidate", "dtype=bfloat16")
     assert cli(*candidate, "inputs=random", "inputs.seed=1", "name=other").exit == 0
     assert cli(*candidate, "inputs=golden", "golden=g", "name=right").exit == 0
