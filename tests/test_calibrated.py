@@ -34,6 +34,8 @@ from layerparity.report.reasons import breach_text
 
 Run = Callable[..., Ended]
 HERE = ("backend=gpu", "device_map=cpu", "threads=1")
+# What is judged is in float32, fed from the golden, and no component alone.
+FLOORS = ("reference.dtypes=[float32]", "reference.chained=false", "reference.components=false")
 LIMITS = CalibratedTolerance()
 
 
@@ -98,7 +100,7 @@ def test_rounding_passes_and_a_small_slip_fails(cli: Run, dtype: str) -> None:
 
 
 def test_a_chained_candidate_is_judged_by_what_a_clean_chain_becomes(cli: Run) -> None:
-    cli(*HERE, "scope=range", "start=0", "end=3")
+    cli(*HERE, "scope=range", "start=0", "end=3", "reference.components=false")
     chained = (*HERE, "scope=range", "start=0", "end=3", "feed=chained", "kind=candidate")
     cli(*chained, "port=clean", "port.name='16 shards'", "name=clean")
     ended = cli("job=compare", "candidate=clean")
@@ -109,22 +111,24 @@ def test_a_chained_candidate_is_judged_by_what_a_clean_chain_becomes(cli: Run) -
     assert "layers.1." in ended.out.split("FAIL", 1)[1].splitlines()[0]
 
 
-def test_decode_steps_are_teacher_forced_and_judged(cli: Run, tmp_path: Path) -> None:
-    steps = ("generate.max_new_tokens=3", "threads=1")
-    cli(*HERE, "scope=full", *steps)
+def test_decode_steps_are_teacher_forced_and_judged(
+    cli: Run, tmp_path: Path, three_blocks: Path
+) -> None:
+    steps = ("generate.max_new_tokens=3", "model=checkpoint", f"model.path={three_blocks}")
+    cli(*HERE, "scope=full", *steps, *FLOORS)
     cli(*HERE, "scope=full", *steps, "kind=candidate", "port=clean", "port.name='8 shards'")
     manifest = RunFolder(folder_of(tmp_path, "candidate")).read_manifest()
     decoded = {str(feed.site): feed.source for feed in manifest.feeds if feed.site.step == 2}
-    assert decoded["layers.3:in@decode.2"] == "golden"
+    assert decoded["layers.2:in@decode.2"] == "golden"
     assert decoded["embed_tokens:in@decode.2"] == "golden"
     held = {str(record.site) for record in manifest.records}
-    assert {"layers.3.mlp:out@decode.1", "tokens:out@decode.2"} <= held
+    assert {"layers.2.mlp:out@decode.1", "tokens:out@decode.2"} <= held
     ended = cli("job=compare")
     assert ended.exit == Exit.OK, ended.out
 
 
 def test_isolated_generation_wants_a_golden_that_went_as_far(cli: Run) -> None:
-    cli(*HERE, "scope=full", "generate.max_new_tokens=2")
+    cli(*HERE, "scope=full", "generate.max_new_tokens=2", "reference.make=false")
     ended = cli(*HERE, "scope=full", "generate.max_new_tokens=4", "kind=candidate", "feed=isolated")
     assert ended.exit == Exit.USER
     assert "generate.max_new_tokens=4" in ended.err

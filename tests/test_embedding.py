@@ -218,6 +218,9 @@ def test_a_weight_that_differs_names_its_module_whether_or_not_a_site_shows_it()
 
 RUN = ("backend=gpu", "device_map=cpu", "threads=1", "model=checkpoint", "capture=default")
 
+# Each block is fed from the golden; no component is run alone.
+FLOORS = ("reference.chained=false", "reference.components=false")
+
 
 def ids_in(folder: Path) -> tuple[str, ...]:
     (folder / "ids.json").write_text(json.dumps([[*range(5, 25)], [*range(60, 72)]]))
@@ -227,7 +230,7 @@ def ids_in(folder: Path) -> tuple[str, ...]:
 @pytest.mark.parametrize("kind", MODULES)
 def test_a_wrong_module_is_named_through_the_door(cli: Cli, tmp_path: Path, kind: str) -> None:
     run = (*RUN, f"model.path={make_model(kind, tmp_path)}")
-    assert cli(*run, *ids_in(tmp_path), "name=gold").exit == 0
+    assert cli(*run, *ids_in(tmp_path), *FLOORS, "name=gold").exit == 0
     sound = cli(*run, "kind=candidate", "dtype=bfloat16", "name=sound")
     assert sound.exit == 0, sound.err
     judged = cli("job=compare", "golden=gold", "candidate=sound")
@@ -253,7 +256,7 @@ def test_ranks_that_look_ids_up_as_rank_0_are_recognised_beside_positions(
     half = json.loads((model / "config.json").read_text())["vocab_size"] // 2
     ids = [[*range(1, 9), *range(half + 1, half + 9)]]
     (tmp_path / "ids.json").write_text(json.dumps(ids))
-    assert cli(*run, "inputs=tokens", "inputs.file=ids.json", "name=gold").exit == 0
+    assert cli(*run, "inputs=tokens", "inputs.file=ids.json", *FLOORS, "name=gold").exit == 0
     fault = ("port=fault", "port.name=embedding_of_rank_0", "name=faulty")
     assert cli(*run, "kind=candidate", *fault).exit == 0
     judged = cli("job=compare", "golden=gold", "candidate=faulty")
@@ -277,7 +280,7 @@ def test_a_bisection_names_a_table_of_positions_whose_weights_are_wrong(
         "        return filled\n"
     )
     run = (*RUN, f"model.path={make_model('gpt2', tmp_path)}")
-    assert cli(*run, *ids_in(tmp_path), "name=gold").exit == 0
+    assert cli(*run, *ids_in(tmp_path), FLOORS[0], "name=gold").exit == 0
     ended = cli("job=bisect", "golden=gold", *run[:-2], run[-1], "port._target_=lost.Port")
     assert ended.exit == 1, ended.out + ended.err
     assert "embed_tokens.wpe is wrong" in ended.out
@@ -293,7 +296,7 @@ def test_an_mlp_that_is_passed_what_it_adds_to_is_not_evaluated_alone(
 ) -> None:
     """BLOOM's, with its input recorded: a golden run has its floors from the block."""
     run = (*RUN[:-1], "capture=components", f"model.path={make_model('bloom', tmp_path)}")
-    golden = cli(*run, *ids_in(tmp_path), "name=gold")
+    golden = cli(*run, *ids_in(tmp_path), FLOORS[0], "name=gold")
     assert golden.exit == 0, golden.err
     assert cli(*run, "kind=candidate", "dtype=bfloat16", "name=sound").exit == 0
     judged = cli("job=compare", "golden=gold", "candidate=sound")
@@ -303,7 +306,7 @@ def test_an_mlp_that_is_passed_what_it_adds_to_is_not_evaluated_alone(
 def test_a_stage_of_several_modules_is_one_graph(cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("torch_xla", reason="pip install torch==2.9.1 torch_xla==2.9.0")
     run = ("model=checkpoint", f"model.path={make_model('gpt2', tmp_path)}", "name=gold")
-    assert cli(*RUN[:3], *run, *ids_in(tmp_path)).exit == 0
+    assert cli(*RUN[:3], *run, *ids_in(tmp_path), *FLOORS).exit == 0
     alone = ("backend=neuron", "backend.compile=export", "scope=single", "component=embedding")
     ended = cli(*alone, *run[:2], "inputs=golden", "golden=gold", "name=graph")
     assert ended.exit == 0, ended.err

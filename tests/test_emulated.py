@@ -281,7 +281,8 @@ def runs(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
 
     @cache
     def golden(family: str, dtype: DType) -> StoredRun:
-        return run(family, dtype, "", {"kind": "golden"})
+        floors = {"reference.dtypes": [dtype.value], "reference.components": False}
+        return run(family, dtype, "", {"kind": "golden", **floors})
 
     def run(family: str, dtype: DType, feed: str, keys: dict[str, Any]) -> StoredRun:
         where = base / f"{family}-{dtype.value}-{feed}-{'-'.join(map(str, keys.values()))}"

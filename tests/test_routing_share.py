@@ -29,6 +29,7 @@ from layerparity.tracking.store import open_store
 Cli = Callable[..., Ended]
 Put = Callable[..., None]
 GOLDEN = ("inputs=random", "seq_len=256", "dtype=bfloat16", "name=the-one")
+GOLDEN += ("reference.dtypes=[bfloat16]", "reference.components=false")
 CHAINED = ("backend=gpu", "device_map=cpu", "kind=candidate", "feed=chained", "dtype=bfloat16")
 OTHER_SUMS = ("port=clean", "port.name=tp 8")
 SLIP = ("port=fault", "port.name=router_topk_not_normalised", "port.layers=[2]")
@@ -131,13 +132,13 @@ def test_decode_steps_are_weighed_as_the_golden_did(cli: Cli, three_blocks: Path
 )
 @pytest.mark.parametrize("compile", ["lazy", "export", "trace"])
 def test_a_graph_takes_the_weights_as_tensors(cli: Cli, golden_here: Put, compile: str) -> None:
-    """On XLA:CPU, not Neuron."""
+    """On XLA:CPU, not Neuron. The choices alone are told on the CPU: test_replay.py has graphs."""
     golden_here(*GOLDEN)
-    words = ["backend=neuron", f"backend.compile={compile}", "scope=range", "start=2", "end=2"]
-    words += ["feed=chained", "dtype=bfloat16", *SLIP]
+    words = ["scope=range", "start=2", "end=2", "feed=chained", "dtype=bfloat16", *SLIP]
     right, off = tensors("the-one"), {}
-    for asked in ("true", "all"):
-        ended = cli(*words, f"port.replay={asked}", f"name=replayed-{asked}")
+    graph = ("backend=neuron", f"backend.compile={compile}")
+    for asked, where in (("true", ("kind=candidate", *CHAINED[:2])), ("all", graph)):
+        ended = cli(*where, *words, f"port.replay={asked}", f"name=replayed-{asked}")
         assert ended.exit == 0, ended.err
         site = "layers.2.mlp:out"
         off[asked] = float((tensors(f"replayed-{asked}")[site] - right[site]).norm())
@@ -162,7 +163,7 @@ def test_a_router_that_hides_its_weights_is_refused_before_anything_runs(cli: Cl
     """Phi-3.5-MoE's weights are no site, so no golden could be made that has them."""
     where = make_model("phimoe", Path("models"))
     model = ("model=checkpoint", f"model.path={where}", "seq_len=16")
-    own = ("backend=gpu", "device_map=cpu", *GOLDEN, *model, "reference.make=false")
+    own = ("backend=gpu", "device_map=cpu", *GOLDEN[:4], *model, "reference.make=false")
     assert cli(*own).exit == 0
     assert cli(*CHAINED, *model, "inputs=golden", "name=by-itself").exit == 0
     ended = cli("job=routing")
