@@ -302,7 +302,8 @@ def test_it_says_how_many_mistakes_there_is_time_for(
     monkeypatch.setattr(replay, "_PATIENCE", patience)
     monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=itertools.count().__next__))
     Path("quiet_port.py").write_text(SILENT)
-    ended = run("job=bisect", "golden=the-golden", "port._target_=quiet_port.Port")
+    words = ("job=bisect", "golden=the-golden", "scope=single", "layer=3")
+    ended = run(*words, "port._target_=quiet_port.Port")
     assert ended.exit == 1, ended.out + ended.err
     said = rf"^trying {tried} of \d+ known mistakes on layers\.3: one takes 1 s"
     assert re.search(said, ended.out, re.M), ended.out
@@ -428,9 +429,13 @@ def test_a_weight_and_a_core_are_two_findings_of_a_comparison_and_of_a_bisection
     assert "whole model: fail" in told.out
 
 
-def test_a_fault_of_decoding_is_found_in_its_step(cli: Cli, tmp_path: Path) -> None:
+def test_a_fault_of_decoding_is_found_in_its_step(
+    cli: Cli, tmp_path: Path, three_blocks: Path
+) -> None:
     both = (*CPU, f"tracking.folder={tmp_path / 'runs'}", "generate.max_new_tokens=3")
-    assert cli(*both, "capture=components", "name=the-golden").exit == 0
+    both += ("model=checkpoint", f"model.path={three_blocks}")
+    floors = ("reference.dtypes=[float32]", "reference.chained=false")
+    assert cli(*both, *floors, "capture=components", "name=the-golden").exit == 0
     fault = ("port=fault", "port.name=rmsnorm_prefill_vs_decode", "port.layers=[2]")
     ended = cli(*both, "job=bisect", "golden=the-golden", *fault)
     assert ended.exit == 1, ended.out + ended.err

@@ -102,7 +102,7 @@ def in_bfloat16(cli: Cli, narrow: Path) -> Cli:
     """The command line over a store with a golden in bfloat16."""
     same = (*CPU, "dtype=bfloat16", f"tracking.folder={narrow}")
     if not (narrow / "mlflow.db").exists():
-        assert cli(*same, "name=the-golden").exit == 0
+        assert cli(*same, "reference.dtypes=[bfloat16]", "name=the-golden").exit == 0
     return lambda *arguments: cli(*same, "job=bisect", "golden=the-golden", *arguments)
 
 
@@ -141,5 +141,8 @@ def test_a_clean_port_in_bfloat16_is_right_or_cannot_be_told(
     assert "Nothing is wrong" not in apart.out
     assert "cannot tell about layers." in apart.out
     assert re.search(r"^  python run.py job=bisect job.strategy=scan golden=\w+ ", apart.out, re.M)
+
+
+def test_a_scan_tells_what_chained_strategies_cannot(in_bfloat16: Cli) -> None:
     scan = in_bfloat16("job.strategy=scan", "port=clean", "port.name=64 shards")
     assert scan.exit == 0, scan.out + scan.err

@@ -31,7 +31,8 @@ from layerparity.tracking.store import open_store
 
 Cli = Callable[..., Ended]
 CPU = ("backend=gpu", "device_map=cpu")
-SHORT = ("inputs=prompt", "seq_len=6", "reference.dtypes=[bfloat16]")
+FED = ("inputs=prompt", "seq_len=6", "reference.dtypes=[bfloat16]")
+SHORT = (*FED, "reference.components=false")
 ANEW = "note: no interrupted run of this fingerprint can go on: the run begins anew"
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Two stages, the embedding and a block, of a candidate: nothing is computed beside them.
@@ -75,7 +76,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int | None],
     [
         # Nine stages, and a note for each token: at the third one two steps wait for the last.
         ((*CPU, *SHORT, "generate.max_new_tokens=4"), 6, 2),
-        (("device_map=stream", *SHORT, "dtype=bfloat16", "capture=components"), 4, 2),
+        (("device_map=stream", *FED, "dtype=bfloat16", "capture=components"), 4, 2),
         (("backend=neuron", *SHORT, "generate.max_new_tokens=3"), 7, 1),
         (("backend=neuron", *SHORT, "device_map=stream", "generate.max_new_tokens=2"), 4, 2),
         (
