@@ -27,6 +27,7 @@ from layerparity.settings.command_keys import settings_of
 
 CPU = ("backend=gpu", "device_map=cpu")
 FAULT = ("port=fault", "port.name=qk_norm_per_head", "port.layers=[3]")
+BLOCK = ("scope=single", "layer=3")
 EVIL = """
 from pathlib import Path
 
@@ -193,7 +194,7 @@ def test_a_golden_folder_names_no_other_place(cli: Callable[..., Any], golden: P
         prompt={"file": "/etc/hostname"},
         name="${oc.env:HOME}",
     )
-    ended = cli("job=bisect", *CPU, f"golden={golden}", *FAULT)
+    ended = cli("job=bisect", *CPU, *BLOCK, f"golden={golden}", *FAULT)
     assert ended.exit == 1, ended.out + ended.err
     assert "layers.3.self_attn.q_norm is the first wrong place" in ended.out
     assert not (golden / "offloaded").exists()
@@ -210,7 +211,8 @@ def test_a_stored_text_is_no_interpolation(
         with initialize_config_dir(str(shipped("conf").resolve()), version_base="1.3"):
             composed = compose("config", [shlex.split(typed(k, v))[0] for k, v in settings.items()])
             assert composed.model.prompt == slashes * "\\" + "${oc.env:SECRET_OF_MINE}"
-    ended = cli("job=bisect", *CPU, f"golden={golden}", *FAULT)
+    ended = cli("job=bisect", *CPU, *BLOCK, f"golden={golden}", *FAULT)
+    assert ended.exit == 1, ended.out + ended.err
     assert "very-secret" not in ended.out + ended.err
     kept = [path for path in Path("mlruns").rglob("*") if path.is_file()]
     assert not [path for path in kept if b"very-secret" in path.read_bytes()]
