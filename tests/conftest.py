@@ -232,17 +232,21 @@ def _golden(cli: Callable[..., Ended], shared: Path, words: tuple[str, ...]) -> 
     return folder
 
 
-@pytest.fixture(scope="session")
-def three_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the shipped model that ends behind its third block."""
+def first_blocks(folder: Path, count: int) -> Path:
+    """Copy the shipped checkpoint to a folder; it ends behind its first blocks."""
     from safetensors.torch import load_file, save_file
 
-    folder = tmp_path_factory.mktemp("three") / "three_blocks"
     shutil.copytree(ROOT / "checkpoints" / "tiny_minimax_m2", folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": count}))
     weights = folder / "model.safetensors"
-    late = tuple(f"model.layers.{n}." for n in range(3, config["num_hidden_layers"]))
+    late = tuple(f"model.layers.{n}." for n in range(count, config["num_hidden_layers"]))
     kept = {k: v for k, v in load_file(weights).items() if not k.startswith(late)}
     save_file(kept, weights, metadata={"format": "pt"})
     return folder
+
+
+@pytest.fixture(scope="session")
+def three_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the shipped model that ends behind its third block."""
+    return first_blocks(tmp_path_factory.mktemp("three") / "three_blocks", 3)

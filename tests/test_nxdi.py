@@ -38,13 +38,14 @@ ALTERNATING = f"{CLASSES}llama.NeuronAlternatingForCausalLM"
 # Rows of other lengths: the shorter one is padded on the left, which NxDI never does.
 ROWS = [[*range(20, 32)], [7, 90, 41, 12, 13, 200, 33]]
 BLOCK = ("scope=single", "layer=0", "generate.max_new_tokens=0")
-STEPS = {(PREFILL, 0), (DECODE, 1), (DECODE, 2), (DECODE, 3)}
+# Of a mistake that a prefill shows as well as any step.
+PREFILL_ALONE = "generate.max_new_tokens=0"
+STEPS = {(PREFILL, 0), (DECODE, 1), (DECODE, 2)}
 # Two blocks; a vocabulary that eight ranks can share.
 TWO = {"num_hidden_layers": 2, "vocab_size": 320}
 # Few enough experts are chosen that a decode step loads those alone.
 EIGHT = {**TWO, "num_local_experts": 8}
 MODELS: dict[str, Callable[[Path], Path]] = {
-    "tiny": lambda _: ROOT / "checkpoints/tiny_minimax_m2",
     "small": lambda folder: folders.minimax_m2(folder, **EIGHT),
     "fp8": lambda folder: fp8_copy(folders.minimax_m2(folder.with_name("wide"), **EIGHT), folder),
     "llama_fp8": lambda folder: fp8_copy(
@@ -85,7 +86,7 @@ def ran(cli: Ran, store: Path) -> Ran:
         folder = store / model
         path = folder if folder.is_dir() else MODELS[model](folder)
         both = (f"tracking.folder={store}", f"model.path={path}", f"dtype={dtype}")
-        both += ("capture=components", "generate.max_new_tokens=4")
+        both += ("capture=components", "generate.max_new_tokens=3")
         golden = f"{model}-{dtype}"
         if not (store / golden).exists():
             fed = ("inputs=tokens", f"inputs.file={store / 'rows.json'}", "device_map=cpu")
@@ -123,10 +124,23 @@ def wrong(mistake: str) -> str:
     return f"port.neuron_config={{mistake: {mistake}}}"
 
 
+@pytest.mark.parametrize(("degree", "each"), [(1, 6), (2, 3), (4, 1), (8, 1)])
+def test_ranks_share_the_threads_of_their_run(
+    monkeypatch: pytest.MonkeyPatch, degree: int, each: int
+) -> None:
+    """Also where it was told of fewer than there are processors."""
+    import torch
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    port = object.__new__(NxdiPort)
+    port.degree = degree
+    assert port.threads() == each
+
+
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
 def test_a_right_model_passes_at_every_degree(judged: Judged, degree: int) -> None:
     """Key heads are replicated from 4 ranks on, query heads padded for 8; one row is padded."""
-    verdict = judged("tiny", "float32", f"tp_degree={degree}")
+    verdict = judged("small", "float32", f"tp_degree={degree}")
     assert verdict.outcome is Outcome.PASS, verdict.where
     assert verdict.whole.outcome is Outcome.PASS
     passed: dict[tuple[str, int], set[str]] = {}
@@ -175,7 +189,7 @@ def test_a_converter_takes_the_scales_of_fp8_or_leaves_them(
 
 
 def test_a_converter_that_divides_by_the_scales_is_named(judged: Judged) -> None:
-    verdict = judged("fp8", "float32", wrong("fp8_scale_inverted"))
+    verdict = judged("fp8", "float32", PREFILL_ALONE, wrong("fp8_scale_inverted"))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.where.partition(":")[0] == "layers.0.self_attn.q_proj"
 
@@ -225,7 +239,7 @@ def test_a_block_has_the_configuration_that_its_model_makes_for_it(
 def test_a_mistake_of_sharding_is_named(
     judged: Judged, mistake: str, degree: int, where: str, whose: str
 ) -> None:
-    verdict = judged("small", "float32", f"tp_degree={degree}", wrong(mistake))
+    verdict = judged("small", "float32", f"tp_degree={degree}", PREFILL_ALONE, wrong(mistake))
     assert verdict.outcome is Outcome.FAIL
     assert verdict.where.partition(":")[0] == where
     said = conclusion(verdict)
@@ -233,14 +247,15 @@ def test_a_mistake_of_sharding_is_named(
 
 
 def test_a_weight_that_each_rank_has_a_slice_of_is_named(judged: Judged) -> None:
-    verdict = judged("small", "float32", "tp_degree=2", wrong("norm_sliced"))
+    verdict = judged("small", "float32", "tp_degree=2", PREFILL_ALONE, wrong("norm_sliced"))
     assert verdict.causes[0].id == "weight_sliced_per_rank"
     assert verdict.causes[0].shown
     assert "multiplied by that slice again" in verdict.causes[0].sentence
 
 
 def test_a_bias_that_every_rank_adds_is_named(judged: Judged) -> None:
-    verdict = judged("biased", "float32", "tp_degree=2", wrong("bias_on_each_rank"), cls=LLAMA)
+    words = ("tp_degree=2", PREFILL_ALONE, wrong("bias_on_each_rank"))
+    verdict = judged("biased", "float32", *words, cls=LLAMA)
     assert (verdict.outcome, verdict.where) == (Outcome.FAIL, "layers.0.self_attn:out")
     assert conclusion(verdict).endswith("wrong place, on each of 2 ranks")
 
@@ -381,7 +396,7 @@ def test_experts_shared_by_number_pass(judged: Judged) -> None:
 
 
 def test_a_rank_with_the_next_ones_experts_is_named(judged: Judged) -> None:
-    words = ("tp_degree=4", "moe_ep_degree=2", wrong("experts_of_next_rank"))
+    words = ("tp_degree=4", "moe_ep_degree=2", PREFILL_ALONE, wrong("experts_of_next_rank"))
     verdict = judged("small", "float32", *words)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.where.partition(":")[0] == "layers.0.mlp.experts"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import folders
 import pytest
-from conftest import ROOT, Ended
+from conftest import ROOT, Ended, first_blocks
 
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
@@ -28,7 +28,7 @@ LLAMA = f"{CLASSES}llama.NeuronLlamaForCausalLM"
 # Rows of other lengths: the shorter one is padded on the left, which NxDI never does.
 ROWS = [[*range(20, 32)], [7, 90, 41, 12, 13, 200, 33]]
 MODELS: dict[str, Callable[[Path], Path]] = {
-    "tiny": lambda _: ROOT / "checkpoints/tiny_minimax_m2",
+    "tiny": lambda folder: first_blocks(folder, 2),
     "llama": lambda folder: folders.llama(folder, num_hidden_layers=2, vocab_size=320),
 }
 CLS = {"tiny": MINIMAX, "llama": LLAMA}

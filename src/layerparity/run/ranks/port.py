@@ -78,10 +78,10 @@ class RanksPort(Port):
         return self._group
 
     def threads(self) -> int:
-        """Return how many threads torch uses in each rank: they share the processors."""
-        import os
+        """Return how many threads torch uses in each rank: they share those of this process."""
+        import torch
 
-        return max(1, len(os.sched_getaffinity(0)) // self.degree)
+        return max(1, torch.get_num_threads() // self.degree)
 
     def close(self) -> None:
         """End the ranks' processes."""
