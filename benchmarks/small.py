@@ -117,7 +117,7 @@ def python(words: list[str], source: Path) -> None:
     """Run Python with a checkout's code. Raises CalledProcessError if it fails."""
     variables = {**os.environ, "PYTHONPATH": str(source.resolve() / "src")}
     # Compiled once, as in the environment that make sets up.
-    variables["PYTHONDONTWRITEBYTECODE"] = ""
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
     # In its own folder: a checkout takes experiments/ from where it is called.
     subprocess.run(
         [sys.executable, *words], check=True, stdout=subprocess.PIPE, env=variables, cwd=source

@@ -98,12 +98,19 @@ def test_the_installed_command_runs_the_quickstart(installed: Path, tmp_path: Pa
     pytest.importorskip("torch_xla", reason="the quickstart's candidate needs the extra xla")
     command = str(installed / "bin" / "layerparity")
     arguments = ["experiment=quickstart", "generate.max_new_tokens=2"]
-    ended = call([command, *arguments], tmp_path, str(installed))
+    # By this interpreter, which the command's first line names as well: that is the test below.
+    ended = python(tmp_path, command, *arguments, path=installed)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "PASS" in ended.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["mlruns"]
     (report,) = tmp_path.rglob("report.html")
     assert "</html>" in report.read_text(encoding="utf-8")
+
+
+def test_the_installed_command_is_a_program(installed: Path, tmp_path: Path) -> None:
+    asked = call([str(installed / "bin" / "layerparity"), "--version"], tmp_path, str(installed))
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert asked.stdout.split()[0] == "layerparity"
 
 
 def test_golden_and_comparison_work_without_the_optional_packages(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,34 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: Path(folder / f"{name}.html").as_uri() for name in VERDICTS}
 
 
+Driven = Callable[..., AbstractContextManager[Any]]
+
+
+@pytest.fixture(scope="module")
+def driven() -> Iterator[Driven]:
+    """Return a function that gives a browser of a width and scheme, which is started once.
+
+    Each test begins on a page of its own: what was opened and emulated before is gone.
+    """
+    with ExitStack() as started:
+        known: dict[tuple[int, bool], Any] = {}
+
+        @contextmanager
+        def of(width: int, dark: bool = False) -> Iterator[Any]:
+            if (width, dark) not in known:
+                known[width, dark] = started.enter_context(browser(width, 1000, dark))
+            driver = known[width, dark]
+            first = driver.current_window_handle
+            driver.switch_to.new_window("tab")
+            try:
+                yield driver
+            finally:
+                driver.close()
+                driver.switch_to.window(first)
+
+        yield of
+
+
 both_widths = pytest.mark.parametrize("width", [800, 1280])
 both_schemes = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 
@@ -113,8 +143,10 @@ def bottom(driver: Any, selector: str) -> float:
 
 @both_widths
 @both_schemes
-def test_the_page_is_whole_and_readable(pages: dict[str, str], width: int, dark: bool) -> None:
-    with browser(width, 1000, dark) as driver:
+def test_the_page_is_whole_and_readable(
+    driven: Driven, pages: dict[str, str], width: int, dark: bool
+) -> None:
+    with driven(width, dark) as driver:
         for address in pages.values():
             driver.get(address)
             driver.execute_script("document.querySelectorAll('details').forEach(e => e.open = 1)")
@@ -134,9 +166,9 @@ def test_the_page_is_whole_and_readable(pages: dict[str, str], width: int, dark:
 @both_widths
 @both_schemes
 def test_the_first_screen_of_a_fail_is_the_whole_answer(
-    pages: dict[str, str], width: int, dark: bool
+    driven: Driven, pages: dict[str, str], width: int, dark: bool
 ) -> None:
-    with browser(width, 1000, dark) as driver:
+    with driven(width, dark) as driver:
         driver.get(pages["fail"])
         words = text_of(driver)
         named = ["FAIL", "where", "cause", "by how much", "next"]
@@ -153,9 +185,9 @@ def test_the_first_screen_of_a_fail_is_the_whole_answer(
 @both_schemes
 @pytest.mark.parametrize("name", ["pass", "inconclusive"])
 def test_the_first_screen_of_another_says_why_and_what_to_type(
-    pages: dict[str, str], name: str, width: int, dark: bool
+    driven: Driven, pages: dict[str, str], name: str, width: int, dark: bool
 ) -> None:
-    with browser(width, 1000, dark) as driver:
+    with driven(width, dark) as driver:
         driver.get(pages[name])
         words = text_of(driver)
         said = {
@@ -168,8 +200,10 @@ def test_the_first_screen_of_another_says_why_and_what_to_type(
 
 
 @both_widths
-def test_a_pass_is_one_page_and_a_link_opens_the_rest(pages: dict[str, str], width: int) -> None:
-    with browser(width, 1000) as driver:
+def test_a_pass_is_one_page_and_a_link_opens_the_rest(
+    driven: Driven, pages: dict[str, str], width: int
+) -> None:
+    with driven(width) as driver:
         driver.get(pages["pass"])
         height = "return document.documentElement.scrollHeight"
         assert driver.execute_script(height) < 1.5 * 1000
@@ -191,9 +225,9 @@ return [light(golden), light(candidate)];
 @both_widths
 @both_schemes
 def test_the_two_sides_are_told_apart_without_colour(
-    pages: dict[str, str], width: int, dark: bool
+    driven: Driven, pages: dict[str, str], width: int, dark: bool
 ) -> None:
-    with browser(width, 1000, dark) as driver:
+    with driven(width, dark) as driver:
         driver.get(pages["fail"])
         golden, candidate = driver.execute_script(_GREY)
         assert abs(golden - candidate) > 60
@@ -216,9 +250,9 @@ return ['wait', 'fingerprint', 'compute', 'reference', 'store'].map(part => {
 @both_widths
 @both_schemes
 def test_what_took_the_time_is_told_apart_without_colour(
-    pages: dict[str, str], width: int, dark: bool
+    driven: Driven, pages: dict[str, str], width: int, dark: bool
 ) -> None:
-    with browser(width, 1000, dark) as driver:
+    with driven(width, dark) as driver:
         driver.get(pages["fail"])
         fills = driver.execute_script(_FILLS)
         assert len(set(fills)) == 5, fills
@@ -235,8 +269,8 @@ return [...document.querySelectorAll('.scroll > svg')].map(e => [
 """
 
 
-def test_axes_are_named_and_numbers_have_units(pages: dict[str, str]) -> None:
-    with browser(1280, 1000) as driver:
+def test_axes_are_named_and_numbers_have_units(driven: Driven, pages: dict[str, str]) -> None:
+    with driven(1280) as driver:
         for name in ("fail", "large"):
             driver.get(pages[name])
             assert driver.execute_script(_AXES) == []
@@ -250,9 +284,9 @@ def test_axes_are_named_and_numbers_have_units(pages: dict[str, str]) -> None:
 
 @both_schemes
 @pytest.mark.parametrize("name", ["fail", "inconclusive"])
-def test_print_cuts_nothing(pages: dict[str, str], name: str, dark: bool) -> None:
+def test_print_cuts_nothing(driven: Driven, pages: dict[str, str], name: str, dark: bool) -> None:
     """On the width of a sheet of A4 between its margins, with every table open."""
-    with browser(800, 1000, dark) as driver:
+    with driven(800, dark) as driver:
         driver.get(pages[name])
         size = {"width": 718, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -267,8 +301,8 @@ def test_print_cuts_nothing(pages: dict[str, str], name: str, dark: bool) -> Non
         assert driver.execute_script(ground) == "rgb(255, 255, 255)"
 
 
-def test_a_pass_is_printed_on_few_sheets(pages: dict[str, str]) -> None:
-    with browser(1280, 1000) as driver:
+def test_a_pass_is_printed_on_few_sheets(driven: Driven, pages: dict[str, str]) -> None:
+    with driven(1280) as driver:
         driver.get(pages["pass"])
         printed = base64.b64decode(driver.execute_cdp_cmd("Page.printToPDF", {})["data"])
     assert 1 <= io.BytesIO(printed).read().count(b"/Type /Page\n") <= 2

@@ -274,7 +274,7 @@ def limited(kilobytes: int, *words: str) -> subprocess.CompletedProcess[str]:
     shell = ["bash", "-c", f"ulimit -d {kilobytes}; exec {command}"]
     # Every thread's stack counts: a machine with many cores would need a higher limit, and a GPU's
     # driver a much higher one.
-    env = {**os.environ, "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(shell, capture_output=True, text=True, check=False, timeout=200, env=env)
 
 
@@ -287,7 +287,7 @@ def test_a_limit_that_the_imports_exceed_is_refused_before_them(tmp_path: Path) 
 
 def test_a_run_that_is_admitted_ends_in_words(large_float32: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.json"
-    tokens.write_text(json.dumps([[5] * 64]))
+    tokens.write_text(json.dumps([[5] * 8]))
     words = (
         "model=checkpoint", f"model.path={large_float32}", "dtype=bfloat16", "inputs=tokens",
         f"inputs.file={tokens}", f"tracking.folder={tmp_path}",

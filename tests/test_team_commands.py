@@ -18,6 +18,8 @@ from layerparity.tracking.store import Store, open_store
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
 ONE = ("backend=gpu", "device_map=cpu")
+# A golden of which only the blocks' own floors are read.
+GOLDEN = (*ONE, "reference.chained=false", "reference.components=false", "name=the-one")
 WAIT_SECONDS = 200
 GATED = """
 import time
@@ -84,7 +86,7 @@ def at_the_gate(process: subprocess.Popen[str], folder: Path) -> None:
 
 def test_a_sweep_and_its_comparison(team: Team, tmp_path: Path) -> None:
     shell = Shell(team, tmp_path, "swept")
-    shell.run(*ONE, "name=the-one")
+    shell.run(*GOLDEN)
     words = ("-m", *ONE, "kind=candidate", "scope=single", "layer=range(0,3)")
     out, _ = shell.run(*words, "hydra/launcher=workers", "name=by-layer")
     assert "3 of 3 parts finished" in out
@@ -107,7 +109,7 @@ def test_a_sweep_and_its_comparison(team: Team, tmp_path: Path) -> None:
 def test_a_server_that_is_killed_in_the_middle_of_a_command(team: Team, tmp_path: Path) -> None:
     shell = Shell(team, tmp_path, "killed")
     shell.place[-1] = "tracking.timeout_s=5"
-    shell.run(*ONE, "name=the-one")
+    shell.run(*GOLDEN)
     (tmp_path / "gated_port_of_team.py").write_text(GATED)
     words = (*ONE, "kind=candidate", "port._target_=gated_port_of_team.GatedPort", "name=cut")
     process = shell.begin(*words)
