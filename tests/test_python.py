@@ -30,6 +30,8 @@ import json, os, sys
 sys.path.insert(0, {src!r})
 import layerparity
 before = sorted(set({heavy!r}) & set(sys.modules))
+# What a run imports of others, once for all forks.
+import hydra, numpy, torch
 for first in {firsts!r}:
     if not os.fork():
         exec(first)
