@@ -120,7 +120,7 @@ def test_golden_and_comparison_work_without_the_optional_packages(
         tmp_path,
         "-c",
         BARE,
-        "experiment=golden_reference device_map=cpu reference.chained=false",
+        "experiment=golden_reference device_map=cpu",
         "backend=gpu device_map=cpu kind=candidate attn_implementation=eager",
         "job=compare",
         path=installed,
