@@ -174,6 +174,16 @@ def nothing_typed() -> Iterator[None]:
         HydraConfig.instance().cfg = None
 
 
+@pytest.fixture(autouse=True)
+def threads_given_back() -> Iterator[None]:
+    """Leave torch the threads that it had: more of them than cores only wait."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=[1, 2, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """Let torch have so many threads."""

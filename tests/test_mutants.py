@@ -27,16 +27,32 @@ def test_each_room_has_two() -> None:
     assert set(count) <= set(rooms) and len(MUTANTS) >= 40
 
 
+@pytest.fixture(scope="module")
+def texts(tree: Path) -> dict[Path, str]:
+    """The copy's source as it is without a fault."""
+    return {path: path.read_text() for path in (tree / "src").rglob("*.py")}
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[each.name for each in MUTANTS])
-def test_it_fits_the_source_and_names_its_tests(mutant: Mutant, tree: Path) -> None:
+def test_it_fits_the_source_and_names_its_tests(
+    mutant: Mutant, tree: Path, texts: dict[Path, str]
+) -> None:
     assert (ROOT / mutant.tests).is_file()
-    before = {path: path.read_text() for path in (tree / "src").rglob("*.py")}
+    before = written(texts)
     with planted(mutant, tree):
-        changed = [path for path, text in before.items() if path.read_text() != text]
+        since = [path for path, at in written(texts).items() if at != before[path]]
+        changed = [path for path in since if path.read_text() != texts[path]]
         assert [path.relative_to(tree / "src" / "layerparity").parts[0] for path in changed] == [
             mutant.room
         ]
-    assert {path: path.read_text() for path in before} == before
+    since = [path for path, at in written(texts).items() if at != before[path]]
+    assert since and {path: path.read_text() for path in since} == {p: texts[p] for p in since}
+
+
+def written(texts: dict[Path, str]) -> dict[Path, tuple[int, int, int]]:
+    """Return what changes of each file when it is written: to read them all takes longer."""
+    stats = {path: path.stat() for path in texts}
+    return {path: (at.st_mtime_ns, at.st_ctime_ns, at.st_ino) for path, at in stats.items()}
 
 
 @pytest.mark.parametrize(

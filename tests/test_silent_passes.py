@@ -18,14 +18,20 @@ import torch
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
+from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
 from layerparity.cli import search_path
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import tensor_digest
 from layerparity.ground.resources import shipped
+from layerparity.judge import calibrate, decode_steps
 from layerparity.judge import conclude as conclusion
+from layerparity.judge.align import Pair
 from layerparity.judge.conclude import conclude
+from layerparity.judge.evaluate import Measured, measure
+from layerparity.judge.references import References
+from layerparity.judge.sides import RunSet
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Record
@@ -96,6 +102,8 @@ def _made(folder: Path, ids: Sequence[Sequence[int]], model: Path, **keys: Any) 
         "model.path": str(model),
         "inputs": "tokens",
         "inputs.file": str(tokens),
+        # No candidate here is one component alone.
+        "reference.components": False,
     }
     nothing: Any = SimpleNamespace(find=lambda *_: [], search=lambda *_, **__: [])
     GlobalHydra.instance().clear()
@@ -256,12 +264,57 @@ def test_a_right_candidate_of_these_passes(runs: Runs) -> None:
     assert silent(found)
 
 
+@pytest.fixture(scope="module")
+def remembered() -> Callable[..., Measured]:
+    """`measure`, of each site once for all cases in which it and what it is judged by are the same.
+
+    That is its own tensors and those that it is computed from, what is no real number (whom a
+    router chose), which sites there are, and how stages were fed.
+    """
+    known: dict[tuple[object, ...], Measured] = {}
+
+    def once(
+        pair: Pair, golden: RunSet, candidate: RunSet, calibration: Any, blocks: Blocks, **more: Any
+    ) -> Measured:
+        site, records = pair.site, candidate.records
+        block = blocks.outside(site.place) if site.layer is None else blocks.block(site.layer)
+        node = block.by_local.get(site.local) if block is not None else None
+        read = {site, *(site.beside(each) for each in (node.inputs if node is not None else ()))}
+        digests = [
+            (
+                str(each),
+                own.record.digest if each in read or own.record.kind is not Kind.REAL else "",
+            )
+            for each, own in records.items()
+        ]
+        fed = repr(pair.candidate.source.manifest.feeds)
+        key = (pair.golden.source.run.reference, site, fed, *digests)
+        if key not in known:
+            known[key] = measure(pair, golden, candidate, calibration, blocks, **more)
+        return known[key]
+
+    return once
+
+
+@pytest.fixture(scope="module")
+def references() -> References:
+    """What the cases are judged by, opened once: most have one golden."""
+    return References()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_wrong_candidate_passes_without_a_word(
-    runs: Runs, kind: str, monkeypatch: pytest.MonkeyPatch
+    runs: Runs,
+    kind: str,
+    remembered: Callable[..., Measured],
+    references: References,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Whether it passes, no place and no cause decides: they take half of the time.
     monkeypatch.setattr(conclusion, "with_guilt", lambda verdict, *_, **__: verdict)
+    # What is the same in all cases is opened and measured once.
+    monkeypatch.setattr(decode_steps, "measure", remembered)
+    monkeypatch.setattr(calibrate, "References", lambda: references)
     count, passed = 0, []
     for name, golden, candidate in KINDS[kind](runs):
         count += 1
