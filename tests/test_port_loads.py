@@ -54,7 +54,7 @@ def run():
         pass
     assert os.getenv("LEANING_OWN") and "LEANING_NOT_SET" not in os.environ
 """
-NAMES = ("leaning_port", "leaning_package", "leaning_module", "leaning_dynamic")
+NAMES = ("leaning_port", "leaning_package", "leaning_module", "leaning_dynamic", "leaning_late")
 Change = Callable[[Path, pytest.MonkeyPatch], object]
 
 
@@ -166,6 +166,20 @@ def test_each_change_is_named(here: Path, monkeypatch: pytest.MonkeyPatch, what:
     differs = list(port_loads.changed(kept))
     assert any(said in each for each in differs), differs
     assert len(differs) == 1, differs
+
+
+def test_an_installed_package_that_was_looked_at_is_so_again_as_a_port(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = here.parent / "site-packages" / "leaning_late"
+    late.mkdir(parents=True)
+    (late / "__init__.py").write_text("# one")
+    monkeypatch.syspath_prepend(str(late.parent))
+    importlib.import_module("leaning_late")
+    assert "leaning_late" not in loaded_by(here).modules
+    port_loads.watch("leaning_late.Port")
+    noted = port_loads.now()
+    assert noted is not None and "leaning_late" in noted.modules
 
 
 def test_what_is_changed_while_a_run_goes_on_is_not_taken_for_what_it_read(here: Path) -> None:

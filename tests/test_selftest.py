@@ -17,6 +17,7 @@ from layerparity.ground.errors import Exit
 from layerparity.mistakes.catalogue import catalogue
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.page_pool import PagePool
+from layerparity.selftest import models, trials
 from layerparity.selftest.cells import Setting, clean_cells, fault_cells, spread
 from layerparity.selftest.grid import modules_of
 from layerparity.selftest.models import BLOCK, FP8, make_model, quantise
@@ -71,6 +72,14 @@ def test_clean_cells_have_no_layer() -> None:
     assert [cell.name for cell in clean_cells([wide], [])] == ["bfloat16 for float32"]
 
 
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks, which are of every kind that their models have, and two decode steps."""
+    monkeypatch.setitem(models._SHARED, "num_hidden_layers", 2)
+    monkeypatch.setattr(trials, "_GENERATED", 2)
+
+
+@pytest.mark.usefixtures("few")
 def test_a_fault_is_named_and_a_clean_way_is_not(cli: Callable[..., Ended], tmp_path: Path) -> None:
     ended = cli(
         "experiment=selftest",
@@ -91,6 +100,7 @@ def test_a_fault_is_named_and_a_clean_way_is_not(cli: Callable[..., Ended], tmp_
     assert [each["cause"] for each in named] == [each["cell"]["cause"] for each in named]
 
 
+@pytest.mark.usefixtures("few")
 def test_clean_ways_through_a_chain_raise_no_alarm(cli: Callable[..., Ended]) -> None:
     """Of a model that decodes, and of one whose blocks keep no keys and values."""
     ended = cli(

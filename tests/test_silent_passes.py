@@ -102,8 +102,6 @@ def _made(folder: Path, ids: Sequence[Sequence[int]], model: Path, **keys: Any) 
         "model.path": str(model),
         "inputs": "tokens",
         "inputs.file": str(tokens),
-        # No candidate here is one component alone.
-        "reference.components": False,
     }
     nothing: Any = SimpleNamespace(find=lambda *_: [], search=lambda *_, **__: [])
     GlobalHydra.instance().clear()

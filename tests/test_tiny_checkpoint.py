@@ -10,6 +10,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,9 @@ def threads() -> Iterator[Any]:
     torch.set_num_threads(before)
 
 
+@cache
 def load(dtype: torch.dtype, attention: str = "sdpa", experts: str | None = None) -> Any:
-    """Load as anybody would; ``experts=None`` is transformers' own choice."""
+    """Load as anybody would, each once; ``experts=None`` is transformers' own choice."""
     chosen = {} if experts is None else {"experts_implementation": experts}
     model = MiniMaxM2ForCausalLM.from_pretrained(
         FOLDER, dtype=dtype, attn_implementation=attention, **chosen
