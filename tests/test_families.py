@@ -482,7 +482,9 @@ def test_gpt_oss_through_the_door(cli: Callable[..., Ended], tmp_path: Path) -> 
     (tmp_path / "ids.json").write_text(json.dumps([[*range(5, 45)], [*range(60, 84)]]))
     asked = (*OSS, f"model.path={folder}", f"tracking.folder={tmp_path / 'store'}")
     tokens = ("inputs=tokens", "inputs.file=ids.json", "generate.max_new_tokens=2")
-    golden = cli(*asked, *tokens, "name=gold")
+    # No candidate is of another type, or in a chain.
+    needed = ("reference.dtypes=[float32]", "reference.chained=false")
+    golden = cli(*asked, *tokens, *needed, "name=gold")
     assert golden.exit == 0, golden.err
     fault = ("kind=candidate", "port=fault", "port.name=swiglu_bias_dropped")
     faulty = cli(*asked, *fault, "generate.max_new_tokens=2", "name=whole")
