@@ -82,6 +82,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
     os.environ.pop("LEANING_OWN", None)
     port_loads._noted.loaded = decode(PortLoads, before)
+    port_loads._noted.seen.clear()
 
 
 def inside_a_run(words: str, **names: Any) -> None:

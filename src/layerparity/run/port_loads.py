@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache, wraps
@@ -58,13 +58,15 @@ class _Noted:
     """What was noted in this process; it only grows, as what is imported stays.
 
     ``mine`` are the packages of ports, also installed ones. ``before`` are variables as they were
-    before a port, or layerparity, set them; ``written`` are files that a port made.
+    before a port, or layerparity, set them; ``written`` are files that a port made; ``seen`` are
+    modules that were looked at, of which there are thousands.
     """
 
     loaded: PortLoads = field(default_factory=PortLoads)
     mine: set[str] = field(default_factory=set)
     before: dict[str, str] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
+    seen: dict[str, ModuleType] = field(default_factory=dict)
     on: bool = False
 
 
@@ -78,6 +80,7 @@ def watch(target: str) -> None:
     top = target.partition(".")[0]
     if top not in _noted.mine:
         _noted.mine.add(top)
+        _noted.seen.clear()
         _whose.cache_clear()
     if not _noted.on:
         _noted.on = True
@@ -92,7 +95,9 @@ def now() -> PortLoads | None:
     """Return what ports loaded in this process; None where none of one's own was made."""
     if not _noted.on:
         return None
-    for name, module in list(sys.modules.items()):
+    imported = dict(sys.modules)
+    new = {name: each for name, each in imported.items() if _noted.seen.get(name) is not each}
+    for name, module in new.items():
         file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
         if not isinstance(file, str) or (name == "__main__" and name not in _noted.mine):
             continue
@@ -103,7 +108,8 @@ def now() -> PortLoads | None:
             # What was noted when it was opened is what was read, whatever is there by now.
             if place not in _noted.loaded.files:
                 _noted.loaded.files[place] = _mark(place)
-    _note_libraries()
+    _note_libraries(new)
+    _noted.seen.update(new)
     # A port's threads may go on.
     return PortLoads(
         **{each.name: dict(getattr(_noted.loaded, each.name)) for each in fields(PortLoads)}
@@ -260,10 +266,10 @@ def _asked(finder: Any, full: str, place: Any) -> Any:
         return finder.find_spec(full, place)
 
 
-def _note_libraries() -> None:
-    """Note the distributions of what was imported, and Python, each as `_library` says."""
+def _note_libraries(modules: Iterable[str]) -> None:
+    """Note the distributions of imported modules, and Python, each as `_library` says."""
     held = _distributions(tuple(sys.path))
-    tops = {name.partition(".")[0] for name in sys.modules}
+    tops = {name.partition(".")[0] for name in modules}
     names = {_PYTHON}.union(*(held.get(top, ()) for top in tops))
     # What is imported stays, whatever is installed by now.
     for name in names - {*_noted.loaded.libraries}:
