@@ -710,6 +710,9 @@ def test_tokens_of_one_number_each_prove_nothing(tmp_path: Path) -> None:
     assert why(found).startswith("each token has one number throughout on each side")
     one = row(compare(make_run(tmp_path / "sound", sound), runs[1]), "lm_head:out")
     assert one.outcome is Outcome.FAIL and one.metrics["candidate_flat"] == 1
+    constant = {**sound, "lm_head:out": torch.full((2, 5, 24), 0.5)}
+    found = row(compare(make_run(tmp_path / "constant", constant), runs[1]), "lm_head:out")
+    assert found.outcome is not Outcome.PASS
     nearly = flat.clone()
     nearly[1, 4, 7] += 1e-3
     runs = [make_run(tmp_path / f"{name}2", {**sound, "lm_head:out": nearly}) for name in "gc"]

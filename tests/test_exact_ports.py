@@ -66,6 +66,11 @@ def test_the_angles_of_a_wrong_rotation_are_named(candidate: torch.Tensor, says:
     assert says in cause.sentence
 
 
+def test_angles_of_the_model_s_own_base_alone_are_held_against_no_other_base() -> None:
+    (cause,) = [e for e in suspected(rotated(turned_by(BEFORE, PLAIN))) if e.id == "rotary"]
+    assert "rope_theta = 100 alone makes the angles" in cause.sentence
+
+
 def test_a_factor_a_token_is_no_angle_with_or_without_a_rotation() -> None:
     factors = (1 + AT.double().log1p() / 4)[:, None, None]
     assert shown(rotated(SCALED / factors)) == ["one_factor_each"]

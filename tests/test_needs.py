@@ -63,19 +63,21 @@ def test_what_just_fits_is_taken(monkeypatch: pytest.MonkeyPatch, dtype: DType, 
 def test_a_reference_s_masks_are_by_the_square_of_the_tokens(
     monkeypatch: pytest.MonkeyPatch, dtype: DType, wide: int
 ) -> None:
-    golden = Config(dtype=dtype, kind=RunKind.golden)
-    room = activations(wide // 2) + 2 * BATCH * TOKENS**2 * wide
-    assert not is_refused(monkeypatch, room, golden, TOKENS)
-    assert is_refused(monkeypatch, room - 1, golden, TOKENS)
-    assert not is_refused(monkeypatch, room - 1, replace(golden, kind=RunKind.candidate), TOKENS)
+    golden, tokens = Config(dtype=dtype, kind=RunKind.golden), 40 * TOKENS
+    room = BATCH * tokens**2 * wide
+    assert not is_refused(monkeypatch, room, golden, tokens)
+    assert not is_refused(monkeypatch, room - 1, replace(golden, kind=RunKind.candidate), tokens)
     without = replace(golden, reference=ReferenceSettings(make=False))
-    assert not is_refused(monkeypatch, room - 1, without, TOKENS)
+    assert not is_refused(monkeypatch, room - 1, without, tokens)
+    assert is_refused(monkeypatch, room - 1, golden, tokens)
     request: Any = Request(golden, Path("m"), MODEL, STAGES, lambda *_: (), lambda _: ())
-    with pytest.raises(UserError, match=f"seq_len={TOKENS - 1} or less, or reference.make=false"):
-        needs.refuse_beyond_memory(request, BATCH, TOKENS)
-    # The embedding and the head have no masks.
-    request = replace(request, stages=("embed_tokens", "lm_head"))
-    needs.refuse_beyond_memory(request, BATCH, TOKENS)
+    said = f"seq_len={tokens - 1} or less, or reference.make=false"
+    with pytest.raises(UserError, match=said):
+        needs.refuse_beyond_memory(request, BATCH, tokens)
+    # The embedding and the head have no masks, and a GPU does not hold them.
+    needs.refuse_beyond_memory(replace(request, stages=("embed_tokens", "lm_head")), BATCH, tokens)
+    monkeypatch.setattr(needs, "_free", lambda config: (room - 1, needs._OF_A_GPU))
+    needs.refuse_beyond_memory(request, BATCH, tokens)
 
 
 def test_a_cache_has_room_for_the_prompt_and_for_what_is_new(

@@ -131,8 +131,7 @@ class FamilyRuns:
 
     def decode(self) -> str:
         """Generate some tokens; say by how much their logits are not those of one long prefill."""
-        alone = {"generate.max_new_tokens": _STEPS, "reference.make": False}
-        run = self._make("decode", {**self._first(), **alone})
+        run = self._make("decode", {**self._first(), "generate.max_new_tokens": _STEPS})
         return self._beside_transformers(run, _STEPS - 1)
 
     def modules(self) -> str:
@@ -246,8 +245,6 @@ class FamilyRuns:
             "kind": "golden",
             "inputs": "tokens",
             "inputs.file": str(ids),
-            # Candidates are fed what the golden had.
-            "reference.chained": False,
             "reference.components": False,
         }
 

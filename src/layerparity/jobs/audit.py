@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KIND = "audit"
 FILE = "audit.json"
 _GB = 1e9
-READS: tuple[str, ...] = ("model", "audit", "name", "threads")
+READS: tuple[str, ...] = ("model", "audit", "name")
 
 
 @dataclass

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from layerparity.checkpoint.sidecars import ConversionGroup
 
 QUANTIZATION = "quantization_config"
-READS: tuple[str, ...] = ("model", "dtype", "to", "threads")
+READS: tuple[str, ...] = ("model", "dtype", "to")
 
 
 @dataclass

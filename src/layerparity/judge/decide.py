@@ -56,9 +56,12 @@ def decide(
                 if own:
                     return Outcome.FAIL, tuple(own), None
                 return Outcome.INCONCLUSIVE, (), lacking or Reason(ReasonKind.ROUNDING_UNKNOWN)
-        for name, why in _EMPTY.items():
-            if not broken and metrics.keys() >= {f"golden_{name}", f"candidate_{name}"}:
-                return Outcome.INCONCLUSIVE, (), Reason(why)
+        sides = [
+            [why for name, why in _EMPTY.items() if f"{side}_{name}" in metrics]
+            for side in ("golden", "candidate")
+        ]
+        if not broken and all(sides):
+            return Outcome.INCONCLUSIVE, (), Reason(sides[1][0])
     return (Outcome.FAIL if broken else Outcome.PASS), tuple(broken), None
 
 

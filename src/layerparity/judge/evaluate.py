@@ -154,8 +154,11 @@ CONSTANT, DENORMAL, NONFINITE = "constant", "denormal", "nonfinite"
 FLAT, REPEATED = "flat", "repeated"
 # What agrees on both sides and says nothing of either.
 EMPTY = (CONSTANT, REPEATED, FLAT)
-# Of fewer numbers, a token's may be equal as they should; roundings by which they differ at most.
-_SEVERAL, _ROUNDED = 16, 8
+# Of fewer numbers, a token's may be equal as they should.
+_SEVERAL = 16
+# Roundings that equal numbers differ by, in bytes of a number: a narrow type keeps them equal.
+_ROUNDED = {2: 1}
+_ROUNDINGS = 8
 # A tensor whose first numbers differ is not looked at whole.
 _FIRST = 64
 
@@ -219,8 +222,9 @@ def _is_flat(rows: torch.Tensor) -> bool:
     tokens = rows.flatten(1) if rows.dim() > 1 else rows[None, :0]
     if tokens.shape[1] < _SEVERAL:
         return False
+    most = _ROUNDED.get(tokens.dtype.itemsize, _ROUNDINGS) * torch.finfo(tokens.dtype).eps
     apart, size = tokens.amax(1) - tokens.amin(1), tokens.abs().amax(1)
-    return bool((apart <= _ROUNDED * torch.finfo(tokens.dtype).eps * size).all())
+    return bool(((apart <= most * size) & size.isfinite()).all())
 
 
 class BothSides:

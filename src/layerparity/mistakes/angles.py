@@ -11,6 +11,7 @@ from layerparity.mistakes.turning import Turning
 
 # Ratios that are apart by less are one.
 _ALIKE = 1e-3
+_FINE = 1e-5
 
 
 def which_angles(turning: Turning, positions: Sequence[int], facts: Mapping[str, str]) -> str:
@@ -34,7 +35,9 @@ def which_angles(turning: Turning, positions: Sequence[int], facts: Mapping[str,
             return "pairs are turned the other way round: the sine's sign"
         words = f"every angle is {numeral(factor, 4)} times the golden's"
         return f"{words}, as positions are by a linear scaling"
-    return _base(turning, at, is_now, facts) or _by_range(is_now / was)
+    # In a narrow type the angles of slow pairs are rounding alone.
+    fine = turning.after.step < _FINE
+    return _base(turning, at, is_now, facts) or (_by_range(is_now / was) if fine else "")
 
 
 def _rates(units: torch.Tensor, at: torch.Tensor) -> torch.Tensor | None:
@@ -63,6 +66,8 @@ def _base(turning: Turning, at: torch.Tensor, rates: torch.Tensor, facts: Mappin
     else:
         return ""
     asked = facts.get("rope_theta", "")
+    if asked and abs(float(asked) / base - 1) < _ALIKE:
+        return f"rope_theta = {base:g} alone makes the angles"
     words = f"rope_theta is {base:g}" + (
         f", where the model's is {float(asked):g}" if asked else ""
     )

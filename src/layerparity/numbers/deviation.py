@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
-from layerparity.numbers.chance import FEW_NUMBERS, by_chance, of_few
+from layerparity.numbers.chance import FEW_NUMBERS, as_many_alike, by_chance, of_few
 from layerparity.numbers.clean_slopes import CleanSlopes
 from layerparity.numbers.floor import LEAST, TINY, Floor, group_floor, scales
 from layerparity.numbers.golden_slopes import GoldenSlopes, may_be_a_mistake, without_golden
@@ -148,7 +148,7 @@ def _ratios(site: JudgedSite, sums: SiteSums, sent: Sent | None, result: Deviati
     floors = site.floor.tokens[:, site.tokens].double()
     error, square = sums.error_tokens.sum(), sums.square_tokens.sum()
     own = torch.maximum(floors.sum(1).max(), _least(site, square, tokens * width))
-    total, chance = _total(site, own, sums.square_tokens, _as_many_alike(floors.mean(0)))
+    total, chance = _total(site, own, sums.square_tokens, float(as_many_alike(floors.mean(0))))
     few = max(of_few(tokens), chance) * float(total / own if own > 0 else 1.0)
     total = total * chance
     result.metrics |= {
@@ -177,17 +177,6 @@ def _ratios(site: JudgedSite, sums: SiteSums, sent: Sent | None, result: Deviati
         groups = [sent.sums(each) for each in per_token]
         groups[1] = groups[1] * of_few(sent.counts.double().clamp_min(1))
         _note_worst(result, "expert", groups, width * sent.counts)
-
-
-def _as_many_alike(floors: torch.Tensor) -> float:
-    """Return how many tokens the noise of a site is of; ``floors`` are float64 [token].
-
-    That is all of them, unless one token's outweighs all others' together: then the whole is known
-    as well as (sum f)^2 / sum f^2 tokens that are alike (Satterthwaite 1946).
-    """
-    whole, squares = float(floors.sum()), float(floors.square().sum())
-    alone = len(floors) > 1 and 2 * float(floors.max()) > whole
-    return whole**2 / squares if alone and squares else float(len(floors))
 
 
 def _total(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from layerparity.numbers.arithmetic import one_thread
-from layerparity.numbers.chance import by_chance
+from layerparity.numbers.chance import as_many_alike, by_chance
 from layerparity.numbers.clean_slopes import SlopeSample
 from layerparity.numbers.token_factors import FEW, explained
 from layerparity.numbers.token_sums import CHANNEL, TokenLayout, pieces
@@ -186,7 +186,8 @@ class _Passes:
         epsilon = torch.finfo(self.golden.dtype).eps
         if epsilon <= torch.finfo(self.ways[0].dtype).eps:
             least = (epsilon / 2) ** 2 * squares.sum(1)
-            clean = elements.sum(2).amax(1) * by_chance(max(int(self.mask.sum()), 1), width)
+            alike = as_many_alike(tokens.mean(1)[:, self.mask]).clamp_min(1.0)
+            clean = elements.sum(2).amax(1) * by_chance(alike, width)
             floor.golden_shares = _shares(goldens, clean.maximum(least))
         floor.real = torch.stack([tokens.amax(1), by_token], 1)[:, :, self.mask]
         if rows >= FEW:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 # Bytes of a number, by the run's dtype.
 ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_OF_A_GPU = "the largest GPU has"
 # What transformers chooses for experts where nobody does.
 _EXPERTS = "grouped_mm"
 
@@ -128,15 +129,14 @@ def cache_bytes(
 
 
 def reference_mask_bytes(config: Config, batch: int, tokens: int) -> int:
-    """Return the bytes of a golden's reference's mask [batch, 1, token, token], as it is made.
+    """Return the bytes of a golden's reference's mask [batch, 1, token, token], on the host.
 
-    It is one precision wider than the run, and transformers makes it of another one as large. The
-    clean ways make theirs one at a time.
+    It is one precision wider than the run. The clean ways make theirs one at a time.
     """
     if not config.reference.make or config.kind is not RunKind.golden:
         return 0
     wide = 4 if ITEMSIZE[config.dtype.value] == 2 else 8
-    return 2 * batch * tokens**2 * wide
+    return batch * tokens**2 * wide
 
 
 def refuse_beyond_memory(request: Request, sequences: int, tokens: int, cure: str = "use") -> None:
@@ -157,17 +157,21 @@ def refuse_beyond_memory(request: Request, sequences: int, tokens: int, cure: st
         config.experts_implementation or open_backend.abilities(config).experts or _EXPERTS,
     )
 
-    attends = any(
-        cache_bytes(sizes, stage, batch=1, tokens=1, itemsize=1) for stage in request.stages
-    )
+    sites = {"batch": 1, "tokens": 1, "itemsize": 1}
+    attends = any(cache_bytes(sizes, stage, **sites) for stage in request.stages)
+
+    def masks(length: int) -> int:
+        made = attends and where != _OF_A_GPU
+        return reference_mask_bytes(config, sequences, length) if made else 0
 
     def needed(length: int) -> int:
         made, new = replace(work, tokens=length), config.generate.max_new_tokens
         size = {"batch": sequences, "tokens": length + new, "itemsize": work.itemsize}
         sparse, stages = bool(sizes.experts), request.stages
         cached = max(cache_bytes(sizes, stage, **size) for stage in stages) if new else 0
-        cached += reference_mask_bytes(config, sequences, length) if attends else 0
-        return cached + max(stage_activations(sizes, stage, sparse, made) for stage in stages)
+        work_bytes = max(stage_activations(sizes, stage, sparse, made) for stage in stages)
+        # The golden's own work is done by the time that its reference begins.
+        return max(cached + work_bytes, masks(length))
 
     if room is None or needed(tokens) <= room:
         return
@@ -177,7 +181,7 @@ def refuse_beyond_memory(request: Request, sequences: int, tokens: int, cure: st
         return
     fitting = bisect_right(range(1, tokens + 1), room, key=needed)
     fewer = f"{cure} seq_len={fitting} or less" if fitting else f"{cure} fewer sequences"
-    if attends and needed(tokens) - reference_mask_bytes(config, sequences, tokens) <= room:
+    if masks(tokens) == needed(tokens):
         fewer += ", or reference.make=false for a golden without noise floors"
     raise UserError(
         f"{sequences} x {tokens} tokens need {bytes_text(needed(tokens))} in {config.dtype.value} "
@@ -196,6 +200,6 @@ def _free(config: Config) -> tuple[int | None, str]:
 
         gpus = free_gpu_memory()
         if gpus:
-            return max(gpus), "the largest GPU has"
+            return max(gpus), _OF_A_GPU
     memory = host_memory()
     return memory.free, f"{memory.limit} leaves" if memory.limit else "this machine has"

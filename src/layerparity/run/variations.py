@@ -138,8 +138,10 @@ class Axes:
     @property
     def _request(self) -> Request:
         prepared = self.prepared
+        # No reference is made of what is varied.
+        reference = replace(prepared.config.reference, make=False)
         return Request(
-            config=prepared.config,
+            config=replace(prepared.config, reference=reference),
             model_folder=prepared.checkpoint.folder,
             model=prepared.checkpoint.config,
             stages=prepared.scope.stages,

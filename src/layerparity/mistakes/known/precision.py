@@ -122,6 +122,7 @@ def _coarse_attention(evidence: Evidence) -> Cause | None:
         for kind in kinds
         for what, made in core.narrowed(kind)
     )
+    left = [each for each in left if math.isfinite(each[0])]
     if not left or left[0][0] > _EXPLAINED:
         return None
     kind = left[0][1].removeprefix("torch.")

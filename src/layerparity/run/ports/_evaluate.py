@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from layerparity.anatomy.family import CHOSEN_TOKENS
-from layerparity.anatomy.site import Place
+from layerparity.anatomy.site import Place, Site
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.model.prints import offloaded
@@ -113,7 +113,9 @@ class Evaluator(HfPort):
         return [] if _is_long(call) else super()._passed(call)
 
     def _arguments_of(self, stage: str) -> dict[str, Any]:
-        if not self._arguments and self._call is not None:
+        site = Site(stage, "in")
+        attends = site.layer is not None and site.component in ("", "self_attn")
+        if attends and not self._arguments and self._call is not None:
             self._arguments = super()._passed(self._call)
         return super()._arguments_of(stage)
 
@@ -260,7 +262,7 @@ class Evaluator(HfPort):
 
 def _is_long(call: Call) -> bool:
     """Say whether masks by the square of a pass's tokens are too large to be kept for each way."""
-    return call.tokens > BLOCK
+    return call.batch * call.tokens**2 > BLOCK**2
 
 
 def _sharing(module: nn.Module) -> nn.Module:
