@@ -55,8 +55,9 @@ def strange_outputs(draw: Random, block: nn.Module) -> Iterator[Mutation]:
             "squared in size": lambda x: x * x.abs() / _spread(x),
         }
         for words, change in changes.items():
-            true = ("channels_permuted",) if words == "shifted by one channel" else ()
-            yield given_out("strange", f"{path} output {words}", path, change, true)
+            true = {"shifted": ("channels_permuted",), "clamped": ("clamped",)}
+            kind = true.get(words.partition(" ")[0], ())
+            yield given_out("strange", f"{path} output {words}", path, change, kind)
     for path in HEAD_ROWS:
         size = head_dim(block)
         if not lacking(block, path) and size:
