@@ -156,9 +156,8 @@ FLAT, REPEATED = "flat", "repeated"
 EMPTY = (CONSTANT, REPEATED, FLAT)
 # Of fewer numbers, a token's may be equal as they should.
 _SEVERAL = 16
-# Roundings that equal numbers differ by, in bytes of a number: a narrow type keeps them equal.
-_ROUNDED = {2: 1}
-_ROUNDINGS = 8
+# Roundings that equal numbers differ by, and in a type of two bytes, which keeps them equal.
+_ROUNDINGS, _NARROW_ROUNDINGS = 8, 1
 # A tensor whose first numbers differ is not looked at whole.
 _FIRST = 64
 
@@ -222,7 +221,8 @@ def _is_flat(rows: torch.Tensor) -> bool:
     tokens = rows.flatten(1) if rows.dim() > 1 else rows[None, :0]
     if tokens.shape[1] < _SEVERAL:
         return False
-    most = _ROUNDED.get(tokens.dtype.itemsize, _ROUNDINGS) * torch.finfo(tokens.dtype).eps
+    roundings = _NARROW_ROUNDINGS if tokens.dtype.itemsize == 2 else _ROUNDINGS
+    most = roundings * torch.finfo(tokens.dtype).eps
     apart, size = tokens.amax(1) - tokens.amin(1), tokens.abs().amax(1)
     return bool(((apart <= most * size) & size.isfinite()).all())
 

@@ -11,6 +11,7 @@ from layerparity.mistakes.turning import Turning
 
 # Ratios that are apart by less are one.
 _ALIKE = 1e-3
+# The step of a type in which the angles of slow pairs are no rounding alone.
 _FINE = 1e-5
 
 
@@ -35,9 +36,8 @@ def which_angles(turning: Turning, positions: Sequence[int], facts: Mapping[str,
             return "pairs are turned the other way round: the sine's sign"
         words = f"every angle is {numeral(factor, 4)} times the golden's"
         return f"{words}, as positions are by a linear scaling"
-    # In a narrow type the angles of slow pairs are rounding alone.
-    fine = turning.after.step < _FINE
-    return _base(turning, at, is_now, facts) or (_by_range(is_now / was) if fine else "")
+    found = _base(turning, at, (was, is_now), facts)
+    return found or (_by_range(is_now / was) if turning.after.step < _FINE else "")
 
 
 def _rates(units: torch.Tensor, at: torch.Tensor) -> torch.Tensor | None:
@@ -53,30 +53,41 @@ def _rates(units: torch.Tensor, at: torch.Tensor) -> torch.Tensor | None:
     return rough + (at[:, None] * left).sum(0) / at.square().sum()
 
 
-def _base(turning: Turning, at: torch.Tensor, rates: torch.Tensor, facts: Mapping[str, str]) -> str:
-    """Return the base that rates [pair] are made of alone; or nothing."""
-    powers = torch.arange(len(rates), dtype=torch.float64) / len(rates)
-    if not bool((rates > 0).all()):
+def _base(
+    turning: Turning,
+    at: torch.Tensor,
+    rates: tuple[torch.Tensor, torch.Tensor],
+    facts: Mapping[str, str],
+) -> str:
+    """Return the base that the candidate's rates alone are made of; or nothing.
+
+    ``rates`` [pair] are the golden's and the candidate's. A model may have several bases, one for
+    each kind of block: the golden's is what its own rates are made of, if they are of one.
+    """
+    powers = torch.arange(len(rates[1]), dtype=torch.float64) / len(rates[1])
+    if not bool((rates[1] > 0).all()):
         return ""
-    theta = float((-(powers * rates.log()).sum() / powers.square().sum()).exp())
+    theta = _fitted(rates[1], powers)
     # A number that was typed, where it gives the same.
-    for base in (float(f"{theta:.{digits}g}") for digits in range(1, 6)):
-        if turning.by(at[:, None] * base**-powers):
-            break
-    else:
+    typed = (float(f"{theta:.{digits}g}") for digits in range(1, 6))
+    base = next((each for each in typed if turning.by(at[:, None] * each**-powers)), None)
+    if base is None:
         return ""
-    asked = facts.get("rope_theta", "")
-    if asked and abs(float(asked) / base - 1) < _ALIKE:
+    golden = _fitted(rates[0].abs(), powers)
+    if not bool(((golden**-powers / rates[0] - 1).abs() < _ALIKE).all()):
         return f"rope_theta = {base:g} alone makes the angles"
-    words = f"rope_theta is {base:g}" + (
-        f", where the model's is {float(asked):g}" if asked else ""
-    )
+    words = f"rope_theta is {base:g}, where the golden's is {float(f'{golden:.4g}'):g}"
     head = facts.get("head_dim", "")
-    if asked and head.isdigit() and int(head) != turning.dims:
-        over = float(asked) ** (turning.dims / int(head))
+    if head.isdigit() and int(head) not in (0, turning.dims):
+        over = golden ** (turning.dims / int(head))
         if abs(over / base - 1) < _ALIKE:
             words += f" (the same as exponents over head_dim, {head}, in place of {turning.dims})"
     return words
+
+
+def _fitted(rates: torch.Tensor, powers: torch.Tensor) -> float:
+    """Return the base whose negative powers are nearest to positive rates, both [pair]."""
+    return float((-(powers * rates.log()).sum() / powers.square().sum()).exp())
 
 
 def _by_range(ratios: torch.Tensor) -> str:
