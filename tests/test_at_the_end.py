@@ -365,11 +365,24 @@ def test_a_limit_on_logits_that_nobody_compared_is_refused(cli, tmp_path: Path) 
 
 
 def test_what_is_beyond_clean_ways_fails() -> None:
-    metrics = {"error_ratio": 1.0, "kl_max_ratio": 4.5, "logp_max_ratio": 4.1, "nmse_ratio": 1.0}
+    metrics = {"error_ratio": 1.0, "kl_mean_ratio": 4.5, "logp_mean_ratio": 4.1, "nmse_ratio": 1.0}
     (breach,) = CalibratedTolerance().breaches(Kind.REAL, metrics)
-    assert (breach.metric, breach.value, breach.limit) == ("kl_max_ratio", 4.5, 4.0)
+    assert (breach.metric, breach.value, breach.limit) == ("kl_mean_ratio", 4.5, 4.0)
     assert CalibratedTolerance(end_ratio=5).breaches(Kind.REAL, metrics) == []
     ((name, limit),) = set(
         limits_of([Row(SITE, Kind.REAL, Outcome.PASS, metrics=metrics)], 1.0).items()
     ) - {("error_ratio", 1.0)}
     assert (name, limit) == ("end_ratio", 4.5)
+
+
+@pytest.mark.parametrize("name", ["kl_max", "logp_max", "top_5_error", "top_all_error"])
+def test_a_number_that_one_token_decides_has_the_limit_of_one_token(name: str) -> None:
+    tolerance, metric = CalibratedTolerance(), f"{name}_ratio"
+    assert tolerance.error_ratio_position == tolerance.end_ratio_token
+    assert tolerance.breaches(Kind.REAL, {"error_ratio": 1.0, metric: 7.9}) == []
+    mean = {"error_ratio": 1.0, "kl_mean_ratio": 4.1}
+    for others in ({"error_ratio": 1.0}, mean):
+        (breach,) = tolerance.breaches(Kind.REAL, {**others, metric: 8.2})
+        assert (breach.metric, breach.limit) == (metric, 8.0)
+    (breach,) = tolerance.breaches(Kind.REAL, {**mean, metric: 7.9})
+    assert (breach.metric, breach.limit) == ("kl_mean_ratio", 4.0)

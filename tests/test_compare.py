@@ -700,6 +700,12 @@ def test_tokens_that_all_have_the_same_numbers_prove_nothing(tmp_path: Path) -> 
     assert row(compare(*runs), "norm:out").outcome is Outcome.PASS
 
 
+def test_sequences_that_decode_the_same_token_have_the_same_numbers(tmp_path: Path) -> None:
+    alike = torch.randn(1, 1, 11).expand(2, 1, 11).clone()
+    runs = [make_run(tmp_path / n, {**sites(), "lm_head:out@decode.1": alike}) for n in "gc"]
+    assert row(compare(*runs), "lm_head:out@decode.1").outcome is Outcome.PASS
+
+
 def test_tokens_of_one_number_each_prove_nothing(tmp_path: Path) -> None:
     """Logits of a head whose rows are all equal: no token is likelier than another, KL 0."""
     flat = torch.randn(2, 5, 1).expand(2, 5, 24) * (1 + 1e-7 * torch.randn(2, 5, 24))

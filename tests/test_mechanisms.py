@@ -128,10 +128,12 @@ def test_a_decoded_token_is_a_key_of_its_own(cli: Callable[..., Ended]) -> None:
 def test_a_pass_names_what_its_texts_were_too_short_for(
     cli: Callable[..., Ended], tmp_path: Path
 ) -> None:
+    import torch
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
     heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    torch.manual_seed(0)
     Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, sliding_window=16)).save_pretrained("window")
     model, text = ("model=checkpoint", "model.path=window"), [*range(2, 62)]
     said = compared(cli, *model, ids=[text[:16]])

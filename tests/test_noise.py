@@ -18,11 +18,12 @@ from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.numbers import site_sums as streamed
 from layerparity.numbers import token_sums
 from layerparity.numbers.arithmetic import Product, backwards, sharded, strided
+from layerparity.numbers.chance import as_many_alike
 from layerparity.numbers.clean import wider
 from layerparity.numbers.clean_slopes import ChainedSample, CleanSlopes, SlopeSample
 from layerparity.numbers.deviation import Deviation, JudgedSite, deviation
 from layerparity.numbers.floor import Floor, measure_floor, scales
-from layerparity.numbers.token_factors import FEW, standing_out, ways_apart
+from layerparity.numbers.token_factors import FEW, freedom_among, standing_out, ways_apart
 from layerparity.numbers.token_sums import TokenLayout
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.folder import RunFolder
@@ -509,16 +510,16 @@ def test_one_token_of_a_long_prompt_stands_out(noise: bool) -> None:
     assert any("stands out" in text for text in broken(found))
 
 
-@pytest.mark.parametrize("alone", [True, False], ids=["one token's", "as everywhere"])
-def test_noise_that_is_one_token_s_is_known_as_well_as_that_token(alone: bool) -> None:
+@pytest.mark.parametrize("noisy", [0, 1, 2], ids=["as everywhere", "one token's", "two tokens'"])
+def test_noise_that_is_one_token_s_is_known_as_well_as_that_token(noisy: int) -> None:
     """As where linear attention leaves a state near zero, whose norm is large by chance."""
     maker = torch.Generator().manual_seed(0)
     reference, laid = torch.randn(40, 64, generator=maker, dtype=torch.float64), TokenLayout(64, 0)
 
     def off(times: float = 1.0) -> torch.Tensor:
         noise = torch.randn(40, 64, generator=maker, dtype=torch.float64)
-        luck = torch.randn(1, generator=maker, dtype=torch.float64).abs()
-        noise[7] *= 100 * luck if alone else 1.0
+        for token in range(noisy):
+            noise[token] *= 100 * torch.randn(1, generator=maker, dtype=torch.float64).abs()
         return (reference + 1e-3 * times * noise).float()
 
     def ratio(candidate: torch.Tensor) -> float:
@@ -534,7 +535,61 @@ def test_noise_that_is_one_token_s_is_known_as_well_as_that_token(alone: bool) -
     beyond = sum(ratio(off()) > 2 for _ in range(100))
     wrong = sum(ratio(off(12.0)) > 2 for _ in range(20))
     assert beyond <= 2
-    assert wrong >= (12 if alone else 20)
+    assert wrong >= (12 if noisy else 20)
+
+
+def test_an_error_that_is_one_token_s_is_known_as_well_as_tokens_alike() -> None:
+    """As where two tokens of many are noisy, and the candidate is off at one of them alone."""
+    floors, errors = torch.ones(2, 64, dtype=torch.float64)
+    floors[:2] = 60.0
+    assert float(as_many_alike(floors, errors)) == 64
+    errors[0] = 65.0
+    assert 4 < float(as_many_alike(floors, errors)) < 5
+    assert float(as_many_alike(torch.ones_like(floors), errors)) == 64
+
+    maker = torch.Generator().manual_seed(0)
+    reference, laid = torch.randn(40, 64, generator=maker, dtype=torch.float64), TokenLayout(64, 0)
+
+    def off(one: float, other: float) -> torch.Tensor:
+        noise = torch.randn(40, 64, generator=maker, dtype=torch.float64)
+        noise[7], noise[8] = noise[7] * one, noise[8] * other
+        return (reference + 1e-5 * noise).float()
+
+    ways = {name: off(10, 10) for name in "abc"}
+    floor = measure_floor(ways, off(10, 10), reference, torch.ones(40, dtype=torch.bool), laid)
+
+    def ratio(one: float, other: float) -> float:
+        judged = JudgedSite(
+            off(one, other), off(10, 10), reference, torch.arange(40), 40, laid, floor,
+            CleanSlopes(floor.slopes), 2.0**-23,
+        )  # fmt: skip
+        return deviation(judged).metrics["error_ratio"]
+
+    assert ratio(32, 5) < 1.7
+    assert ratio(40, 40) > 2
+
+
+def test_the_floor_of_a_noisy_token_is_not_drawn_down() -> None:
+    """As at a gate of one number for each token, where one token is chaotic in all ways."""
+    maker = torch.Generator().manual_seed(0)
+    reference = torch.ones(64, 1, dtype=torch.float64)
+
+    def off(times: float = 1.0) -> torch.Tensor:
+        noise = torch.randn(64, 1, generator=maker, dtype=torch.float64)
+        noise[7] = 1000 * times
+        return (reference + 1e-5 * noise).float()
+
+    ways = {name: off() for name in "abc"}
+    mask, laid = torch.ones(64, dtype=torch.bool), TokenLayout(1, 0)
+    floor = measure_floor(ways, off(), reference, mask, laid)
+    for times, fine in ((2.0, True), (9.0, False)):
+        judged = JudgedSite(
+            off(times), off(), reference, torch.arange(64), 64, laid, floor,
+            CleanSlopes(floor.slopes), 2.0**-23,
+        )  # fmt: skip
+        metrics = deviation(judged).metrics
+        assert metrics["error_ratio_position_index"] == 7
+        assert (metrics["error_ratio_position"] < 8) == fine
 
 
 def test_ways_that_agree_at_most_tokens_are_one() -> None:
@@ -556,6 +611,21 @@ def test_a_token_stands_out_of_the_others_even_where_its_floor_is_nothing() -> N
     assert (index, ratio) == (7, 10.0)
     assert z > 10
     assert standing_out(torch.zeros_like(errors), floors, 3) == (0, 0.0, 0.0)
+
+
+def test_a_candidate_that_computes_as_one_way_does_has_the_luck_that_ways_have() -> None:
+    """As at a gated norm of each head: a token's floor is small by luck, and no other's."""
+    maker = torch.Generator().manual_seed(1)
+    ways = torch.randn(3, 64, 2, generator=maker, dtype=torch.float64).square().sum(-1)
+    floors, error = ways.amax(0), ways.amax(0)
+    index, limit = int(error.argmin()), CalibratedTolerance().outlier_z
+    error[index] *= 12
+    among = freedom_among(ways)
+    assert among is not None and 0.5 < among < 4
+    assert standing_out(error, floors, 3, among)[2] < limit
+    worst, ratio, z = standing_out(error, floors, 3)
+    assert (worst, z > limit) == (index, True) and ratio > 3
+    assert freedom_among(torch.ones(3, 64, dtype=torch.float64)) is None
 
 
 @pytest.mark.parametrize("freedom", [1, 3, 30])

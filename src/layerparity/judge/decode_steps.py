@@ -138,7 +138,7 @@ def _stacked(pairs: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 def _plain(chunk: Chunk, usual: bool) -> dict[str, float]:
     """Return a site's metrics that need no reference; of ``usual`` sides nothing is degenerate."""
-    stream, alike = Stream(Kind.REAL), BothSides()
+    stream, alike = Stream(Kind.REAL), BothSides(repeats=False)
     stream.feed(chunk)
     if not usual:
         alike.feed(chunk)

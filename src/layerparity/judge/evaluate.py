@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import CHOICES, WEIGHTS, Kind, Site, within
+from layerparity.anatomy.site import CHOICES, PREFILL, WEIGHTS, Kind, Site, within
 from layerparity.ground.errors import UserError
 from layerparity.judge.align import Pair
 from layerparity.judge.at_the_end import end_metrics
@@ -71,7 +71,9 @@ def measure(
     if mask is not None and has_tokens(axes) and by_token(left, axes).shape[:2] != mask.shape:
         shapes = {"mask": list(mask.shape), "tensor": list(left.shape)}
         return Measured(nothing=Reason(ReasonKind.MASK_SHAPE, shapes))
-    stream, errors, broken, alike = Stream(pair.kind), [], 0, BothSides()
+    # A step's few tokens may all be the same one.
+    alike = BothSides(repeats=pair.site.phase == PREFILL)
+    stream, errors, broken = Stream(pair.kind), [], 0
     for chunk in chunks(left, right, axes, mask, close):
         stream.feed(chunk)
         # The weights of a token that goes to one expert are 1, however it was computed.
@@ -165,12 +167,12 @@ _FIRST = 64
 class Degenerate:
     """What all numbers of one floating tensor have in common, fed piece by piece.
 
-    A tensor is repeated where several tokens, the rows of pieces, all have the same numbers, and
-    flat where each token has one number throughout.
+    A tensor is repeated where several tokens, the rows of pieces, all have the same numbers, which
+    is looked for where ``repeats``, and flat where each token has one number throughout.
     """
 
-    def __init__(self) -> None:
-        self._open = {CONSTANT, DENORMAL, NONFINITE, REPEATED, FLAT}
+    def __init__(self, *, repeats: bool) -> None:
+        self._open = {CONSTANT, DENORMAL, NONFINITE, FLAT, *([REPEATED] if repeats else [])}
         self._first: float | None = None
         self._row = torch.empty(0)
         self._seen = self._rows = 0
@@ -228,10 +230,10 @@ def _is_flat(rows: torch.Tensor) -> bool:
 
 
 class BothSides:
-    """Both tensors of a site of real numbers, as they are streamed."""
+    """Both tensors of a site of real numbers, as they are streamed; see `Degenerate`."""
 
-    def __init__(self) -> None:
-        self._sides = {"golden": Degenerate(), "candidate": Degenerate()}
+    def __init__(self, *, repeats: bool) -> None:
+        self._sides = {side: Degenerate(repeats=repeats) for side in ("golden", "candidate")}
 
     def feed(self, chunk: Chunk) -> None:
         """Look at one more chunk of both."""

@@ -76,7 +76,9 @@ def stage_prints(
             weight = skeleton.weight(stage, name)
             stored = skeleton.as_stored(checkpoint, weight, held)
             same = trusting and place not in frozen and skeleton.untouched(weight)
-            printed = pool.map(print_stored, stored, stored.values(), repeat(place), repeat(same))
+            # To hand a small tensor to another thread takes longer than to print it.
+            each = map if held.numel() <= CHUNK else pool.map
+            printed = each(print_stored, stored, stored.values(), repeat(place), repeat(same))
             prints.update(zip(stored, printed, strict=True))
     return against(checkpoint, prints)
 
@@ -103,10 +105,12 @@ def against(checkpoint: Checkpoint, prints: Mapping[str, WeightPrint]) -> dict[s
     gets the print that was expected. What was compared before stays.
     """
 
+    due = [
+        name for name, ours in prints.items() if not ours.checkpoint and name in checkpoint.tensors
+    ]
+
     def compare(name: str) -> WeightPrint:
-        stored, ours = checkpoint.tensors.get(name), prints[name]
-        if ours.checkpoint or stored is None:
-            return ours
+        stored, ours = checkpoint.tensors[name], prints[name]
         if stored.dtype in weight_types.STORED:
             # The values of an FP8 weight are products: they have no type but the one asked for.
             judged = _judged(ours, checkpoint.value(name, getattr(torch, ours.dtype)))
@@ -114,7 +118,7 @@ def against(checkpoint: Checkpoint, prints: Mapping[str, WeightPrint]) -> dict[s
         return _judged(ours, read_tensor(stored.file, name))
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        return dict(zip(prints, pool.map(compare, prints), strict=True))
+        return {**prints, **dict(zip(due, pool.map(compare, due), strict=True))}
 
 
 def _judged(ours: WeightPrint, stored: torch.Tensor) -> WeightPrint:

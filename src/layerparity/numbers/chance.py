@@ -21,14 +21,18 @@ def of_few(tokens: TokenCount) -> TokenCount:
     return (1 + 1 / tokens) ** 2
 
 
-def as_many_alike(floors: torch.Tensor) -> torch.Tensor:
+def as_many_alike(floors: torch.Tensor, errors: torch.Tensor | None = None) -> torch.Tensor:
     """Return how many tokens the noise of a site is of; ``floors`` are float64 [..., token].
 
-    That is all of them, unless one token's outweighs all others' together: then the whole is known
-    as well as (sum f)^2 / sum f^2 tokens that are alike (Satterthwaite 1946).
+    That is all of them, unless one token's outweighs all others' together, or one of a candidate's
+    squared ``errors``, of that shape, does: then the whole is known as well as
+    (sum f)^2 / sum f^2 tokens that are alike (Satterthwaite 1946).
     """
     whole, squares = floors.sum(-1), floors.square().sum(-1)
-    alone = (2 * floors.amax(-1) > whole) & (squares > 0)
+    alone = 2 * floors.amax(-1) > whole
+    if errors is not None:
+        alone = alone | (2 * errors.amax(-1) > errors.sum(-1))
+    alone = alone & (squares > 0)
     alike = whole.square() / squares.clamp_min(1e-300)
     return torch.where(alone, alike, float(floors.shape[-1]))
 

@@ -148,7 +148,8 @@ def _ratios(site: JudgedSite, sums: SiteSums, sent: Sent | None, result: Deviati
     floors = site.floor.tokens[:, site.tokens].double()
     error, square = sums.error_tokens.sum(), sums.square_tokens.sum()
     own = torch.maximum(floors.sum(1).max(), _least(site, square, tokens * width))
-    total, chance = _total(site, own, sums.square_tokens, float(as_many_alike(floors.mean(0))))
+    alike = float(as_many_alike(floors.mean(0), sums.error_tokens))
+    total, chance = _total(site, own, sums.square_tokens, alike)
     few = max(of_few(tokens), chance) * float(total / own if own > 0 else 1.0)
     total = total * chance
     result.metrics |= {
@@ -218,15 +219,15 @@ def _note_worst(
     """Note the worst group's ratio and which it is.
 
     ``sums`` are the squared error, floor and reference of each group, ``count`` the numbers in one.
-    The floor of a few numbers says little: it is drawn to what the groups have in common, their
-    median floor, as it is and in relation to the reference.
+    The floor of a few numbers may be small by luck: below it, it is drawn to what the groups have
+    in common, their median floor, as it is and in relation to the reference.
     """
     error, floor, square = sums
     common = (floor / square.clamp_min(TINY))[square > 0]
     if common.numel():
         # A number near zero is a sum of large ones; a massive one rounds by its own size.
         typical = torch.maximum(floor.median(), common.median() * square)
-        floor = (count * floor + SHARED * typical) / (count + SHARED)
+        floor = torch.maximum(floor, (count * floor + SHARED * typical) / (count + SHARED))
     ratio = torch.where(floor > 0, (error / floor).sqrt(), torch.where(error > 0, torch.inf, 0.0))
     if ratio.numel():
         worst = int(ratio.argmax())
@@ -261,7 +262,8 @@ def _by_token(site: JudgedSite, sums: SiteSums, result: Deviation) -> None:
         result.metrics[f"{name}_ratio"] = factor_ratio(found, error, share, floor)
     if min(count, width) >= FEWEST:
         ways = ways_apart(site.floor.tokens[:, site.tokens])
-        index, ratio, z = standing_out(sums.weighed, floors, ways)
+        among = math.inf if site.floor.freedom is None else site.floor.freedom
+        index, ratio, z = standing_out(sums.weighed, floors, ways, among)
         result.metrics |= {"outlier": ratio, "outlier_z": z, "outlier_index": float(index)}
 
 

@@ -14,7 +14,7 @@ import torch
 from layerparity.numbers.arithmetic import one_thread
 from layerparity.numbers.chance import as_many_alike, by_chance
 from layerparity.numbers.clean_slopes import SlopeSample
-from layerparity.numbers.token_factors import FEW, explained
+from layerparity.numbers.token_factors import FEW, explained, freedom_among
 from layerparity.numbers.token_sums import CHANNEL, TokenLayout, pieces
 
 # No channel is believed to be cleaner than this part of the site's mean square error: a channel
@@ -46,7 +46,8 @@ class Floor:
     ``slopes`` sample by grouping the slopes of (way - golden) on the reference. ``factors`` give by
     grouping the largest part of a way's error that one factor for each token (of each head)
     explains. ``real`` is float64 [2, real tokens]: each one's largest floor, and its reference's
-    square. Of fewer than `FEW` tokens there are no factors, and ``weighed`` is None.
+    square. ``freedom`` is that of the ways' weighed errors over each other's; see `freedom_among`.
+    Of fewer than `FEW` tokens there are no factors, and ``weighed`` and ``freedom`` are None.
 
     ``golden_shares`` are by pass the golden's own error over the largest one of the ways, or over
     what one rounding may do; () where nothing is known of it, such as of one in a shorter type.
@@ -69,6 +70,7 @@ class Floor:
     spread: dict[str, float] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
     golden_shares: tuple[float, ...] = ()
+    freedom: float | None = None
 
     @property
     def golden_share(self) -> float:
@@ -191,15 +193,17 @@ class _Passes:
             floor.golden_shares = _shares(goldens, clean.maximum(least))
         floor.real = torch.stack([tokens.amax(1), by_token], 1)[:, :, self.mask]
         if rows >= FEW:
-            floor.weighed, floor.factors = self._weighed(scales(elements).square(), layout)
+            errors, floor.factors = self._weighed(scales(elements).square(), layout)
+            floor.weighed = errors.amax(1)
+            floor.freedom = freedom_among(errors[:, :, self.mask].transpose(0, 1).flatten(1))
         return floor
 
     def _weighed(
         self, weight: torch.Tensor, layout: TokenLayout
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """Return each token's largest weighed floor, and what factors explain of a way's error.
+        """Return each token's weighed errors, and what factors explain of a way's error.
 
-        The floors are float64 [pass, batch * token], and so is the ``weight`` [pass, element].
+        The errors are float64 [pass, way, batch * token], and so is the ``weight`` [pass, element].
         """
         (passes, rows, _), count = self.reference.shape, len(self.ways)
         errors = torch.zeros(passes, count, rows, dtype=torch.float64)
@@ -219,7 +223,7 @@ class _Passes:
             errors[:, :, part] = (squared @ weight.unsqueeze(2)).view(passes, count, -1)
         total = errors[:, :, self.mask].sum(2).clamp_min(TINY)
         factors = {name: float((each / total).max()) for name, each in shared.items()}
-        return errors.amax(1), factors
+        return errors, factors
 
     def _pieces(self) -> Iterator[tuple[slice, Any, torch.Tensor, torch.Tensor]]:
         """Yield some rows at a time: where they are, which are real, reference and ways.
@@ -277,10 +281,12 @@ def _joined(floors: Sequence[Floor]) -> Floor:
     each = [floor.tensors() for floor in floors]
     tensors: dict[str, Any] = {name: torch.cat([one[name] for one in each]) for name in each[0]}
     slopes, factors = floors[0].slopes, floors[0].factors
+    known = [floor.freedom for floor in floors if floor.freedom is not None]
     return replace(
         floors[0],
         golden_shares=tuple(share for floor in floors for share in floor.golden_shares),
         slopes={name: SlopeSample.pooled(one.slopes[name] for one in floors) for name in slopes},
         factors={name: max(one.factors[name] for one in floors) for name in factors},
+        freedom=min(known, default=None),
         **tensors,
     )

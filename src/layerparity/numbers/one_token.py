@@ -125,7 +125,7 @@ def _of_groups(sums: Sequence[torch.Tensor], count: int | torch.Tensor) -> torch
     relative = torch.where(square > 0, floor / square.clamp_min(TINY), torch.nan)
     common = relative.nanmedian(1, keepdim=True).values
     typical = torch.maximum(floor.median(1, keepdim=True).values, common * square)
-    drawn = (count * floor + SHARED * typical) / (count + SHARED)
+    drawn = torch.maximum(floor, (count * floor + SHARED * typical) / (count + SHARED))
     return _root(error, torch.where(common.isnan(), floor, drawn))
 
 

@@ -63,14 +63,31 @@ def ways_apart(tokens: torch.Tensor) -> int:
     return len(found)
 
 
-def standing_out(errors: torch.Tensor, floors: torch.Tensor, ways: int) -> tuple[int, float, float]:
+def freedom_among(ways: torch.Tensor) -> float | None:
+    """Return the degrees of freedom of the ways' errors over the others', the least of any way.
+
+    ``ways`` are squared errors, float64 [way, token]. None where they say nothing of it.
+    """
+    least = math.inf
+    for index, way in enumerate(ways):
+        others = torch.cat([ways[:index], ways[index + 1 :], torch.zeros_like(ways[:1])]).amax(0)
+        seen = others > 0
+        least = min(least, degrees_of_freedom(way[seen] / others[seen]))
+    return None if math.isinf(least) else least
+
+
+def standing_out(
+    errors: torch.Tensor, floors: torch.Tensor, ways: int, among: float = math.inf
+) -> tuple[int, float, float]:
     """Return the token whose error stands out most, its error over its floor, and how far in z.
 
     ``errors`` and ``floors`` are squared, float64 [token]; the floors are of so many different
-    ``ways``. The candidate's other tokens say how far its errors scatter about the floors. A floor
-    scatters as well: where a token has few independent numbers, it may be small by luck, and the
-    token be right. So the ratio is that of two chi-squared numbers, and its cube root is judged by
-    both (Paulson 1942): with ``a = 2 / (9 df)`` of the error and ``b`` of the floor,
+    ``ways``. The candidate's other tokens say how far its errors scatter about the floors, and
+    ``among``, as `freedom_among` gives it, how far the ways' do: what a candidate computes just as
+    one way does scatters little. A floor scatters as well: where a token has few independent
+    numbers, it may be small by luck, and the token be right. So the ratio is that of two
+    chi-squared numbers, and its cube root is judged by both (Paulson 1942): with
+    ``a = 2 / (9 df)`` of the error and ``b`` of the floor,
     ``((1 - b) x - (1 - a)) / sqrt(b x^2 + a)``.
     """
     seen = torch.nonzero(floors > 0).flatten()
@@ -78,7 +95,7 @@ def standing_out(errors: torch.Tensor, floors: torch.Tensor, ways: int) -> tuple
     common = float(ratio.median()) if ratio.numel() else 0.0
     if common <= 0:
         return 0, 0.0, 0.0
-    freedom = degrees_of_freedom(ratio)
+    freedom = min(degrees_of_freedom(ratio), among)
     most = min(_MOST_FREEDOM, ratio.numel())
     freedom = most if math.isinf(freedom) else freedom * most / (freedom + most)
     # The ratios scatter by both.

@@ -27,7 +27,7 @@ from layerparity.record.ranks import RankRecord
 # Since 8 the references of decode steps that were evaluated together are stored together. Since 9 a
 # run of several ranks says which of them held what. Since 10 one that was imported keeps an odd
 # rank's replicas, too. Since 11 a golden is none of the ways of its floors.
-SCHEMA = 11
+SCHEMA = 12
 OLDEST = 2
 OWN_KEYS = 5
 _FIRST_KEYS = "an older version stored those of the prompt's first token: make the run again"

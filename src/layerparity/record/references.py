@@ -31,7 +31,7 @@ class StoredFloor:
     """What the index says of a floor: the names of the clean ways, and what `Floor` has in numbers.
 
     ``spread`` is what folders before schema 6 have in place of ``slopes`` and ``factors``. Before
-    schema 11 the golden is one of the ways, and has no shares.
+    schema 11 the golden is one of the ways, and has no shares; before 12 there is no ``freedom``.
     """
 
     ways: tuple[str, ...]
@@ -40,6 +40,7 @@ class StoredFloor:
     spread: dict[str, float] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
     golden_shares: tuple[float, ...] = ()
+    freedom: float | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class ReferenceWriter:
                     each.spread,
                     each.ends,
                     each.golden_shares,
+                    each.freedom,
                 )
                 for dtype, each in floors.items()
             }
@@ -209,6 +211,7 @@ class StoredReferences:
             dict(stored.spread),
             dict(stored.ends),
             stored.golden_shares,
+            stored.freedom,
         ).with_golden_shares()
         return floor.of_pass(entry.row) if entry.steps else floor
 

@@ -354,7 +354,10 @@ def cells_of(row: Row, measures: Sequence[Measure]) -> list[tuple[str | None, bo
 
 
 # A limit that several metrics share.
-_OF_SEVERAL = {"end_ratio": "each number of the logits, over clean ways,"}
+_OF_SEVERAL = {
+    "end_ratio": "each number of the logits, over clean ways,",
+    "end_ratio_token": "those that one token decides",
+}
 
 
 def limits_texts(verdict: Verdict) -> list[str]:

@@ -16,7 +16,14 @@ _SLOPES = ("slope", "slope_head", "slope_channel", "slope_expert")
 _RATIOS = ("error_ratio", "error_ratio_head", "error_ratio_channel", "error_ratio_expert")
 # One factor for each token, or for each head of it.
 _FACTORS = ("slope_token", "slope_token_head")
-END_RATIOS = tuple(f"{each.name}_ratio" for each in fields(EndLimits))
+# Of the logits: what one token decides, being the largest of any, is that token's.
+_END_LIMIT_OF = {
+    f"{each.name}_ratio": "end_ratio_token"
+    if each.name.startswith("top_") or each.name.endswith("_max")
+    else "end_ratio"
+    for each in fields(EndLimits)
+}
+END_RATIOS = tuple(_END_LIMIT_OF)
 # By metric: the limit that it is held against.
 _LIMIT_OF = {
     **{name: name for name in (*_RATIOS, "error_ratio_position", "offset_z")},
@@ -24,7 +31,7 @@ _LIMIT_OF = {
     "slope_channel_z": "slope_z_channel",
     **{f"{name}_ratio": "slope_token_ratio" for name in _FACTORS},
     "outlier_z": "outlier_z",
-    **dict.fromkeys(END_RATIOS, "end_ratio"),
+    **_END_LIMIT_OF,
 }
 
 
@@ -55,6 +62,7 @@ class CalibratedTolerance(EndLimits):
     offset: float = key(0.3, "size of an offset, in noise floors", least=0)
     offset_z: float = key(8.0, "its significance in standard errors", least=0)
     end_ratio: float = key(4.0, "a number of the logits over that of clean ways", least=0)
+    end_ratio_token: float = key(8.0, "the same of a number that one token decides", least=0)
     calibration: str | None = key(
         "auto", "a job=calibrate run whose limits hold; auto: the newest; null: none"
     )
@@ -90,6 +98,7 @@ class CalibratedTolerance(EndLimits):
             "offset",
             "offset_z",
             "end_ratio",
+            "end_ratio_token",
         )
         return {name: float(getattr(self, name)) for name in names} | self.end_limits()
 
@@ -152,11 +161,10 @@ class CalibratedTolerance(EndLimits):
 
     def _end(self, metrics: Mapping[str, float]) -> Breach | None:
         """Say whether a number of the logits is beyond what clean ways show: the worst one."""
-        ratios = {name: metrics[name] for name in END_RATIOS if name in metrics}
-        worst = max(ratios, key=ratios.__getitem__, default="")
-        if not worst or ratios[worst] <= self.end_ratio:
-            return None
-        return Breach(worst, ratios[worst], self.end_ratio)
+        limits = {name: float(getattr(self, limit)) for name, limit in _END_LIMIT_OF.items()}
+        over = {name: metrics.get(name, 0.0) for name in limits}
+        worst = max(limits, key=lambda name: over[name] - limits[name])
+        return Breach(worst, over[worst], limits[worst]) if over[worst] > limits[worst] else None
 
 
 def _group(name: str, metrics: Mapping[str, float]) -> int | None:
