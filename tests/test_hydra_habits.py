@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -119,6 +120,17 @@ def test_what_cannot_be_meant_costs_one_line(
     ended = cli(*words)
     assert (ended.exit, len(ended.err.splitlines())) == (2, 1)
     assert says in ended.err
+
+
+def test_a_debugger_changes_no_message(cli: Callable[..., Ended]) -> None:
+    before = sys.gettrace()
+    sys.settrace(before or (lambda *_: None))
+    try:
+        ended = cli("-m", "dtype=fp64,float99")
+    finally:
+        sys.settrace(before)
+    assert (ended.exit, len(ended.err.splitlines())) == (2, 1)
+    assert "Invalid value 'float99', expected one of [" in ended.err
 
 
 def test_a_sweep_shows_each_job_that_it_would_run(cli: Callable[..., Ended], own: Path) -> None:

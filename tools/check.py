@@ -52,7 +52,8 @@ def main(words: Sequence[str]) -> int:
     environment = {
         **os.environ,
         DEADLINE: str(time.time() + asked.seconds),
-        "PYTHONPATH": os.pathsep.join([str(TOOLS), os.environ.get("PYTHONPATH", "")]),
+        # An empty part would be the folder of each process.
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(TOOLS), os.environ.get("PYTHONPATH")])),
     }
     words = [sys.executable, "-m", *tests]
     code = subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode

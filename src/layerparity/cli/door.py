@@ -113,6 +113,8 @@ def _hydra(arguments: list[str]) -> int:
     parsed = command.check(sys.argv[1:])
     # With this, Hydra hands us its exceptions instead of printing its own story and exiting.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    # Under a debugger, OmegaConf would hang behind its words the template that they were made of.
+    os.environ["OC_CAUSE"] = "0"
     endings.begin()
     owner.remove_abandoned(Path(tempfile.gettempdir()))
     door = hydra.main(version_base="1.3", config_path=str(shipped("conf")), config_name="config")(
