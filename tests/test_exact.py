@@ -10,6 +10,7 @@ import pytest
 import torch
 from bisections import evidence
 
+from layerparity.mistakes import kernels
 from layerparity.mistakes.catalogue import likeliest, suspected
 from layerparity.mistakes.cause import Evidence, Tokens
 from layerparity.mistakes.kernels import attended, hiding_first, who_sees
@@ -256,6 +257,21 @@ def test_attention_is_worked_out_from_its_queries(
     found = seen("self_attn", local, sites, part="attention core")
     assert shown(found) == expected
     assert any("layout of key and value heads" in each for each in ruled_out(found))
+
+
+@pytest.mark.parametrize(
+    ("candidate", "expected"),
+    [(attention([0, 1, 0, 1]), ["gqa_layout"]), (masked(ROW[:, None] == ROW), ["mask_missing"])],
+)
+def test_of_a_long_prompt_the_attention_of_some_tokens_is_worked_out(
+    monkeypatch: pytest.MonkeyPatch, candidate: torch.Tensor, expected: list[str]
+) -> None:
+    rows = kernels._rows(4096, 48)
+    assert len(rows) * 48 * 4096 <= 1 << 24 < (len(rows) + 1) * 48 * 4096
+    assert (int(rows[0]), int(rows[-1]), len(rows.unique())) == (0, 4095, len(rows))
+    monkeypatch.setattr(kernels, "_SCORES", 6 * 4 * len(QUERY))
+    assert len(kernels._rows(len(QUERY), 4)) == 6 < len(QUERY)
+    test_attention_is_worked_out_from_its_queries(candidate, expected)
 
 
 def test_a_chunk_of_one_token_is_no_chunk() -> None:

@@ -9,16 +9,20 @@ from itertools import product
 import torch
 
 from layerparity.mistakes.cause import Evidence, Tokens
-from layerparity.mistakes.values import Values, same
+from layerparity.mistakes.values import ENOUGH, Values, same
 
 _Q, _K, _V = "self_attn:q_rotated", "self_attn:k_rotated", "self_attn.v_proj:out"
+# Scores of so many pairs, 128 MB of them, are worked out at a time, and tried some thirty times.
+_SCORES = 1 << 24
 
 
 @dataclass(frozen=True)
 class Core:
-    """The candidate's own queries [token, head, channel], keys and values [token, group, channel].
+    """The candidate's own queries [row, head, channel], keys and values [token, group, channel].
 
-    ``context`` is both sides' [token, head, channel]; ``seen`` bool [token, token] who sees whom.
+    ``context`` is both sides' [row, head, channel]; ``seen`` bool [token, token] who sees whom.
+    The ``rows``, int64 [row], are the tokens whose attention is worked out: of a long prompt some,
+    evenly spread.
     """
 
     query: torch.Tensor
@@ -27,6 +31,7 @@ class Core:
     context: Values
     seen: torch.Tensor
     scale: float
+    rows: torch.Tensor
 
     @property
     def usual(self) -> list[int]:
@@ -47,11 +52,12 @@ class Core:
     def shows(self, seen: torch.Tensor, scale: float = 1.0) -> bool:
         """Say whether another mask, or scores times a factor, gives the candidate's context."""
         factor = self.scale * scale
-        made = attended(self.query, (self.key, self.value), self.usual, seen, factor)
+        cached = self.key, self.value
+        made = attended(self.query, cached, self.usual, seen[self.rows], factor)
         return self.context.shows(made)
 
     def narrowed(self, kind: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what is rounded to ``kind``, and the context [token, head, channel] of that."""
+        """Yield what is rounded to ``kind``, and the context [row, head, channel] of that."""
         own = [self.query, self.key, self.value]
         rounded = [each.to(kind).double() for each in own]
         sides = {"": own, "queries, keys and values": rounded}
@@ -60,12 +66,13 @@ class Core:
                 named = [words, scores is kind and "scores", shares is kind and "shares"]
                 what = ", ".join(each for each in named if each)
                 if what:
-                    reads = (self.usual, self.seen, self.scale)
+                    reads = (self.usual, self.seen[self.rows], self.scale)
                     yield what, attended(query, (key, value), *reads, in_types=(scores, shares))
 
     def _fits(self, head: int, group: int) -> bool:
         query = self.query[:, head : head + 1]
-        made = attended(query, (self.key, self.value), [group], self.seen, self.scale)
+        cached, seen = (self.key, self.value), self.seen[self.rows]
+        made = attended(query, cached, [group], seen, self.scale)
         own = self.context.candidate[:, head : head + 1]
         return same(own, made, 2 * self.context.limit)
 
@@ -82,19 +89,28 @@ def core_of(evidence: Evidence) -> Core | None:
     shape = key.golden.shape
     if value.golden.numel() != key.golden.numel() or context.golden.shape != query.golden.shape:
         return None
-    seen = who_sees(tokens)
     size = evidence.fact("query_pre_attn_scalar", query.golden.shape[-1])
+    rows = _rows(count, query.golden.shape[1])
     core = Core(
-        query.candidate,
+        query.candidate[rows],
         key.candidate,
         value.candidate.reshape(shape),
-        context,
-        seen,
+        Values(context.golden[rows], context.candidate[rows], context.step),
+        who_sees(tokens),
         size**-0.5,
+        rows,
     )
-    reads = (core.usual, seen, core.scale)
-    golden = attended(query.golden, (key.golden, value.golden.reshape(shape)), *reads)
-    return core if context.is_golden(golden) else None
+    reads = (core.usual, core.seen[rows], core.scale)
+    golden = attended(query.golden[rows], (key.golden, value.golden.reshape(shape)), *reads)
+    return core if core.context.is_golden(golden) else None
+
+
+def _rows(count: int, heads: int) -> torch.Tensor:
+    """Return the tokens of ``count`` whose scores are worked out, int64 [row]; the last is one."""
+    most = max(ENOUGH, _SCORES // (count * heads))
+    if most >= count:
+        return torch.arange(count)
+    return torch.linspace(0, count - 1, most, dtype=torch.float64).round().long()
 
 
 def stretched(context: Values) -> torch.Tensor | None:
@@ -140,10 +156,10 @@ def attended(
     *,
     in_types: tuple[torch.dtype, torch.dtype] = (torch.float64, torch.float64),
 ) -> torch.Tensor:
-    """Return softmax(q k scale) v [token, head, channel] (Vaswani et al. 2017).
+    """Return softmax(q k scale) v [row, head, channel] (Vaswani et al. 2017).
 
-    Head h of the queries [token, head, channel] reads group ``reads[h]`` of the ``cached`` keys and
-    values, both [token, group, channel], where bool [token, token] ``seen`` says so. Scores, and
+    Head h of the queries [row, head, channel] reads group ``reads[h]`` of the ``cached`` keys and
+    values, both [token, group, channel], where bool [row, token] ``seen`` says so. Scores, and
     the shares that softmax makes of them, are rounded to ``in_types``.
     """
     key, value = cached
