@@ -109,20 +109,21 @@ Driven = Callable[..., AbstractContextManager[Any]]
 
 @pytest.fixture(scope="module")
 def driven() -> Iterator[Driven]:
-    """Return a function that gives a browser of a width and scheme, which is started once.
+    """Return a function that gives a browser of a width in a scheme; a width's is started once.
 
     Each test begins on a page of its own: what was opened and emulated before is gone.
     """
     with ExitStack() as started:
-        known: dict[tuple[int, bool], Any] = {}
+        known: dict[int, Any] = {}
 
         @contextmanager
         def of(width: int, dark: bool = False) -> Iterator[Any]:
-            if (width, dark) not in known:
-                known[width, dark] = started.enter_context(browser(width, 1000, dark))
-            driver = known[width, dark]
+            if width not in known:
+                known[width] = started.enter_context(browser(width, 1000))
+            driver = known[width]
             first = driver.current_window_handle
             driver.switch_to.new_window("tab")
+            emulate(driver, dark)
             try:
                 yield driver
             finally:
@@ -130,6 +131,12 @@ def driven() -> Iterator[Driven]:
                 driver.switch_to.window(first)
 
         yield of
+
+
+def emulate(driver: Any, dark: bool, media: str = "") -> None:
+    """Show the page that is open, and those after it in its tab, in a scheme, or as printed."""
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": [scheme]})
 
 
 both_widths = pytest.mark.parametrize("width", [800, 1280])
@@ -142,11 +149,8 @@ def bottom(driver: Any, selector: str) -> float:
 
 
 @both_widths
-@both_schemes
-def test_the_page_is_whole_and_readable(
-    driven: Driven, pages: dict[str, str], width: int, dark: bool
-) -> None:
-    with driven(width, dark) as driver:
+def test_the_page_is_whole_and_readable(driven: Driven, pages: dict[str, str], width: int) -> None:
+    with driven(width) as driver:
         for address in pages.values():
             driver.get(address)
             driver.execute_script("document.querySelectorAll('details').forEach(e => e.open = 1)")
@@ -154,9 +158,12 @@ def test_the_page_is_whole_and_readable(
             assert driver.execute_script(wide) <= 0
             assert driver.execute_script(_CUT) == []
             assert driver.execute_script(_SMALLEST) > 8
-            assert driver.execute_script(_FAINT) == []
-            ground = "return getComputedStyle(document.body).backgroundColor"
-            assert (driver.execute_script(ground) == "rgb(21, 23, 27)") is dark
+            # A scheme has colours of its own and nothing else.
+            for dark in (False, True):
+                emulate(driver, dark)
+                assert driver.execute_script(_FAINT) == []
+                ground = "return getComputedStyle(document.body).backgroundColor"
+                assert (driver.execute_script(ground) == "rgb(21, 23, 27)") is dark
             for link in driver.find_elements("css selector", "nav a"):
                 top, shown, clear = driver.execute_script(_HIDDEN, link)
                 assert (shown, clear) == (True, True), link.text
@@ -290,7 +297,7 @@ def test_print_cuts_nothing(driven: Driven, pages: dict[str, str], name: str, da
         driver.get(pages[name])
         size = {"width": 718, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        emulate(driver, dark, "print")
         driver.execute_script("document.querySelectorAll('details').forEach(e => e.open = 1)")
         assert not driver.find_element("css selector", "nav").is_displayed()
         assert driver.execute_script(_CUT) == []

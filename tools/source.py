@@ -148,12 +148,14 @@ def _statements(node: ast.AST, when: str) -> Iterator[tuple[ast.Import | ast.Imp
     """Yield the import statements at and below a node, each with when it happens."""
     if isinstance(node, ast.Import | ast.ImportFrom):
         yield node, when
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         when = when or "lazy"
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
         when = "typing"
     for child in ast.iter_child_nodes(node):
-        yield from _statements(child, when)
+        # No expression holds a statement, and most nodes are expressions.
+        if not isinstance(child, ast.expr):
+            yield from _statements(child, when)
 
 
 def _named(file: File, statement: ast.Import | ast.ImportFrom) -> list[str]:
