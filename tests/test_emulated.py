@@ -309,7 +309,9 @@ def runs(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ranks_pass(runs: Callable[..., Any], family: str, dtype: DType) -> None:
-    for tp in (2, 4, 8):
+    # Which heads and experts a rank has is no matter of the type; two ranks of bfloat16 have a test
+    # of their own, beside real ones.
+    for tp in (2, 4, 8) if dtype is DType.float32 else (8,):
         golden, candidate = runs(family, dtype, "isolated", {"port.emulate_tp": tp})
         tolerance = composed({}).tolerance
         verdict = conclude([golden], [candidate], tolerance)

@@ -253,7 +253,9 @@ def test_an_embedding_that_scales_rounds_and_is_judged_as_what_rounds(
     """Gemma's factor itself is rounded to the type of a run: a copy would have to be equal."""
     run = ("backend=gpu", "device_map=cpu", "threads=1")
     run = (*run, "model=checkpoint", f"model.path={make(name)}")
-    golden = cli(*run, "dtype=float32", "inputs=random", "seq_len=20", "name=golden")
+    # Each candidate is a chain in bfloat16; no component is run alone.
+    needed = ("reference.dtypes=[bfloat16]", "reference.components=false")
+    golden = cli(*run, "dtype=float32", "inputs=random", "seq_len=20", *needed, "name=golden")
     assert golden.exit == 0, golden.err
     candidate = (*run, "dtype=bfloat16", "inputs=golden", "kind=candidate", "feed=chained")
     assert cli(*candidate, "name=right").exit == 0
@@ -482,8 +484,8 @@ def test_gpt_oss_through_the_door(cli: Callable[..., Ended], tmp_path: Path) -> 
     (tmp_path / "ids.json").write_text(json.dumps([[*range(5, 45)], [*range(60, 84)]]))
     asked = (*OSS, f"model.path={folder}", f"tracking.folder={tmp_path / 'store'}")
     tokens = ("inputs=tokens", "inputs.file=ids.json", "generate.max_new_tokens=2")
-    # No candidate is of another type, or in a chain.
-    needed = ("reference.dtypes=[float32]", "reference.chained=false")
+    # No candidate is of another type, or in a chain, or a component alone.
+    needed = ("reference.dtypes=[float32]", "reference.chained=false", "reference.components=false")
     golden = cli(*asked, *tokens, *needed, "name=gold")
     assert golden.exit == 0, golden.err
     fault = ("kind=candidate", "port=fault", "port.name=swiglu_bias_dropped")

@@ -582,8 +582,9 @@ def test_a_compiled_stage_shows_what_its_hooks_saw(opened):
     given = torch.randn(2, 8, 32)
     counters = torch._dynamo.utils.counters["stats"]
     counters.clear()
+    blocks = model.model.layers[:2]
     # Beyond the limit torch.compile would quietly run eagerly: each block is a graph of its own.
-    for block in model.model.layers:
+    for block in blocks:
         stage = Watched(block)
         with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=1):
             want, seen = stage(given, arguments)
@@ -594,7 +595,7 @@ def test_a_compiled_stage_shows_what_its_hooks_saw(opened):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(watched["mlp:out"], seen["mlp:out"], rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(other[0], stage(given * 2, arguments)[0], rtol=1e-5, atol=1e-6)
-    assert counters["unique_graphs"] == len(model.model.layers)
+    assert counters["unique_graphs"] == len(blocks)
     assert backend.numerics()["torch_compile"] == "inductor"
 
 

@@ -95,11 +95,11 @@ def test_range_then_golden_then_compare(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_sweep_over_layers_is_one_candidate(run: Cli, store: Path) -> None:
-    made = run("-m", "backend=neuron", "scope=single", "layer=range(0,6)")
+    made = run("-m", "backend=neuron", "scope=single", "layer=range(0,3)")
     assert made.exit == 0, made.out + made.err
-    assert "6 of 6 parts finished" in made.out
+    assert "3 of 3 parts finished" in made.out
     comparison = compared(run, store)
-    assert {row.site.layer for row in comparison.rows if row.metrics} == set(range(6))
+    assert {row.site.layer for row in comparison.rows if row.metrics} == set(range(3))
     assert tags(store)["fact.aten_fallbacks"] == "none"
 
 
@@ -126,7 +126,7 @@ def test_exported_to_one_graph_gives_the_same_sites(run: Cli, store: Path) -> No
         folder = newest(store, "manifest.json")
         assert RunFolder(folder).read_manifest().numerics["compile"] == mode
         sites[mode] = load_file(folder / "tensors/layers.2.safetensors")
-        compared(run, store)
+    compared(run, store)
     assert sites["lazy"].keys() == sites["export"].keys()
     for name, lazy in sites["lazy"].items():
         error = (sites["export"][name] - lazy).double().norm() / lazy.double().norm()
@@ -161,17 +161,20 @@ def test_a_compiled_graph_is_loaded_in_a_fresh_process_and_compared(run: Cli, st
     refused = run(*words, "backend.compile=trace", "backend.reuse_compiled=only")
     assert refused.exit == 2
     assert "holds no compiled graph" in refused.err
-    assert run(*words, "name=uncompiled").exit == 0
-    sides = ("golden=uncompiled", "candidate=traced", "tolerance=fixed")
+    assert run(*words, "name=lazy").exit == 0
+    sides = ("golden=lazy", "candidate=traced", "tolerance=fixed")
     both = compared(run, store, *sides)
     assert both.counts["pass"] == both.total
 
 
-def test_a_prompt_of_128_tokens_and_32_steps_are_ten_graphs_at_most(run: Cli, store: Path) -> None:
+def test_a_prompt_of_128_tokens_and_32_steps_are_ten_graphs_at_most(
+    cli: Cli, three_blocks: Path, tmp_path: Path
+) -> None:
     """A cache that grew would be another graph for each step and block."""
-    (store / "ids.json").write_text(json.dumps([[7 + n % 50 for n in range(128)]]))
-    tokens = ("inputs=tokens", f"inputs.file={store / 'ids.json'}", "capture=blocks")
-    made = run("backend=neuron", *tokens, "generate.max_new_tokens=33")
+    store = tmp_path / "mlruns"
+    (tmp_path / "ids.json").write_text(json.dumps([[7 + n % 50 for n in range(128)]]))
+    words = (f"model.path={three_blocks}", "inputs=tokens", "inputs.file=ids.json")
+    made = cli("backend=neuron", *words, "capture=blocks", "generate.max_new_tokens=33")
     assert made.exit == 0, made.out + made.err
     found = tags(store)
     # Embedding, block, norm and head, each for the prefill and for one token at a time.
@@ -329,6 +332,7 @@ def narrower_product(node: Any, graph: Any) -> None:
 )
 def test_a_mistake_of_the_compiler_alone_is_told_from_one_of_the_model(
     run: Cli,
+    store: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     mistake: Callable[..., None],
@@ -346,7 +350,9 @@ def test_a_mistake_of_the_compiler_alone_is_told_from_one_of_the_model(
 
     monkeypatch.setattr(stablehlo, "_lower", wrong)
     words = ("backend=neuron", "capture=components", "scope=single", "layer=2")
-    assert run(*words, "name=uncompiled").exit == 0
+    if not (store / "uncompiled").exists():
+        assert run(*words, "name=uncompiled").exit == 0
+        (store / "uncompiled").touch()
     made = run(*words, "backend.compile=trace", f"backend.artefacts={tmp_path}", "name=compiled")
     assert made.exit == 0, made.out + made.err
     judged = run("job=compare", "candidate=compiled", "job.beside=uncompiled")

@@ -16,6 +16,7 @@ from conftest import ROOT
 from layerparity.ground.errors import UserError
 from layerparity.numbers.rank_parts import merge
 from layerparity.record.manifest import SitePatterns
+from layerparity.run.ranks import group as group_of_ranks
 from layerparity.run.ranks.answers import observed_of
 from layerparity.run.ranks.group import RankGroup
 
@@ -86,7 +87,12 @@ def test_ranks_answer_in_their_order_and_end_with_the_group() -> None:
         ("die", "rank 1 of 2 died in load, and the others were ended (its last line: out of luck)"),
     ],
 )
-def test_a_rank_that_fails_ends_those_that_wait_for_it(stage: str, said: str) -> None:
+def test_a_rank_that_fails_ends_those_that_wait_for_it(
+    stage: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others sleep for minutes: they neither fail nor end in the time that they are given."""
+    monkeypatch.setattr(group_of_ranks, "_GRACE_S", 1.0)
+    monkeypatch.setattr(group_of_ranks, "_END_S", 1.0)
     began = time.monotonic()
     with opened() as group:
         ranks = processes(group)
