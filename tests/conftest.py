@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import composing
 import folders
@@ -23,6 +24,9 @@ from filelock import FileLock
 
 from layerparity.machine.neuron_defaults import numbers
 from layerparity.machine.neuron_flavour import NATIVE_TORCH
+
+if TYPE_CHECKING:
+    from layerparity.record.verdict import Verdict
 
 # accelerate imports torch_xla wherever it is installed; only the neuron backend wants it.
 os.environ["USE_TORCH_XLA"] = "0"
@@ -260,3 +264,39 @@ def first_blocks(folder: Path, count: int) -> Path:
 def three_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the shipped model that ends behind its third block."""
     return first_blocks(tmp_path_factory.mktemp("three") / "three_blocks", 3)
+
+
+@pytest.fixture(scope="session")
+def concluded() -> Callable[[Path, str, str], Verdict]:
+    """Return a function that gives the verdict on two runs of a store, by their names.
+
+    It is that of ``job=compare`` with its defaults, as read back from JSON; nothing is kept or
+    shown.
+    """
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    from layerparity.cli import search_path
+    from layerparity.ground.resources import shipped
+    from layerparity.judge.conclude import conclude
+    from layerparity.record.verdict import Verdict
+    from layerparity.run.replay import replays
+    from layerparity.run.steps import composed
+    from layerparity.settings.config import register
+    from layerparity.settings.tracking import TrackingConfig
+    from layerparity.tracking.store import open_store
+
+    register()
+    search_path.register()
+
+    def judge(store: Path, golden: str, candidate: str) -> Verdict:
+        runs = open_store(TrackingConfig(folder=str(store)))
+        sides = [[runs.find(name)[0]] for name in (golden, candidate)]
+        GlobalHydra.instance().clear()
+        # A block that is computed again with known mistakes is composed as well.
+        with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
+            limits = composed({}).tolerance
+            verdict = conclude(*sides, limits, portrait=True, replays=replays)
+        return Verdict.from_json(verdict.to_json())
+
+    return judge

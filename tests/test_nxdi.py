@@ -101,17 +101,31 @@ def ran(cli: Ran, store: Path) -> Ran:
 
 
 @pytest.fixture
-def judged(cli: Ran, ran: Ran, store: Path, kept: Callable[[str], StoredRun]) -> Judged:
+def judged(ran: Ran, store: Path, concluded: Callable[[Path, str, str], Verdict]) -> Judged:
     """Return a function that runs a model of the stand-in and gives the verdict on it."""
 
     def judge(model: str, dtype: str, *words: str, cls: str = MINIMAX) -> Verdict:
         ended = ran(model, dtype, *words, cls=cls)
         assert ended.exit == 0, ended.err
-        pair = (f"golden={model}-{dtype}", "candidate=sharded", "name=judged")
-        cli(f"tracking.folder={store}", "job=compare", *pair)
-        return Verdict.read(next(kept("judged").folder.rglob("verdict.json")))
+        return concluded(store, f"{model}-{dtype}", "sharded")
 
     return judge
+
+
+@pytest.fixture
+def compared(cli: Ran, ran: Ran, store: Path, kept: Callable[[str], StoredRun]) -> Judged:
+    """Return what `judged` does, by a command, whose verdict is kept and shown."""
+
+    def compare(model: str, dtype: str, *words: str, cls: str = MINIMAX) -> Verdict:
+        ended = ran(model, dtype, *words, cls=cls)
+        assert ended.exit == 0, ended.err
+        pair = (f"golden={model}-{dtype}", "candidate=sharded", "name=judged")
+        ended = cli(f"tracking.folder={store}", "job=compare", *pair)
+        verdict = Verdict.read(next(kept("judged").folder.rglob("verdict.json")))
+        assert ended.exit == verdict.exit, ended.err
+        return verdict
+
+    return compare
 
 
 def conclusion(verdict: Verdict) -> str:
@@ -138,9 +152,9 @@ def test_ranks_share_the_threads_of_their_run(
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
-def test_a_right_model_passes_at_every_degree(judged: Judged, degree: int) -> None:
+def test_a_right_model_passes_at_every_degree(compared: Judged, degree: int) -> None:
     """Key heads are replicated from 4 ranks on, query heads padded for 8; one row is padded."""
-    verdict = judged("small", "float32", f"tp_degree={degree}")
+    verdict = compared("small", "float32", f"tp_degree={degree}")
     assert verdict.outcome is Outcome.PASS, verdict.where
     assert verdict.whole.outcome is Outcome.PASS
     passed: dict[tuple[str, int], set[str]] = {}
@@ -184,7 +198,7 @@ def test_a_converter_takes_the_scales_of_fp8_or_leaves_them(
     judged: Judged, model: str, cls: str
 ) -> None:
     """The first multiplies by them itself; the other was written for wide checkpoints."""
-    verdict = judged(model, "float32", "tp_degree=2", cls=cls)
+    verdict = judged(model, "float32", "tp_degree=2", PREFILL_ALONE, cls=cls)
     assert verdict.outcome is Outcome.PASS, verdict.where
 
 
@@ -203,9 +217,9 @@ def test_a_converter_that_divides_by_the_scales_is_named(judged: Judged) -> None
     ],
 )
 def test_a_mistake_of_some_layers_or_of_steps_is_named(
-    judged: Judged, mistake: str, where: str
+    compared: Judged, mistake: str, where: str
 ) -> None:
-    verdict = judged("small", "float32", "tp_degree=2", wrong(mistake))
+    verdict = compared("small", "float32", "tp_degree=2", wrong(mistake))
     assert (verdict.outcome, verdict.where) == (Outcome.FAIL, where)
 
 
@@ -216,7 +230,7 @@ def test_a_mistake_of_some_layers_or_of_steps_is_named(
 def test_a_block_has_the_configuration_that_its_model_makes_for_it(
     judged: Judged, words: tuple[str, ...], where: str | None
 ) -> None:
-    verdict = judged("llama", "float32", "tp_degree=2", *words, cls=ALTERNATING)
+    verdict = judged("llama", "float32", "tp_degree=2", PREFILL_ALONE, *words, cls=ALTERNATING)
     assert verdict.where == (where or ""), verdict.where
     assert verdict.outcome is (Outcome.FAIL if where else Outcome.PASS)
 
@@ -228,7 +242,6 @@ def test_a_block_has_the_configuration_that_its_model_makes_for_it(
         ("kv_tiled", 4, "layers.0.self_attn", "on ranks 1, 2 of 4"),
         ("experts_shifted", 2, "layers.0.mlp.experts", "on rank 1 of 2"),
         ("missing_reduction", 2, "layers.0.self_attn", "on each of 2 ranks"),
-        ("norm_sliced", 2, "layers.0.post_attention_layernorm", "on each of 2 ranks"),
         # One id alone is of rank 1's part: too few to show a cause that all ranks share.
         ("embedding_of_rank_0", 2, "embed_tokens", ""),
         ("head_of_rank_0", 2, "lm_head", "on each of 2 ranks"),
@@ -246,8 +259,11 @@ def test_a_mistake_of_sharding_is_named(
     assert said.endswith(f"wrong place{', ' * bool(whose)}{whose}"), said
 
 
-def test_a_weight_that_each_rank_has_a_slice_of_is_named(judged: Judged) -> None:
-    verdict = judged("small", "float32", "tp_degree=2", PREFILL_ALONE, wrong("norm_sliced"))
+def test_a_weight_that_each_rank_has_a_slice_of_is_named(compared: Judged) -> None:
+    verdict = compared("small", "float32", "tp_degree=2", PREFILL_ALONE, wrong("norm_sliced"))
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.where.partition(":")[0] == "layers.0.post_attention_layernorm"
+    assert conclusion(verdict).endswith("wrong place, on each of 2 ranks")
     assert verdict.causes[0].id == "weight_sliced_per_rank"
     assert verdict.causes[0].shown
     assert "multiplied by that slice again" in verdict.causes[0].sentence
@@ -262,7 +278,7 @@ def test_a_bias_that_every_rank_adds_is_named(judged: Judged) -> None:
 
 def test_one_rank_alone_has_no_mistake_of_sharding(judged: Judged) -> None:
     """At tp 1 a norm over each rank's heads is right: only ranks show it."""
-    verdict = judged("small", "float32", wrong("per_rank_norm"))
+    verdict = judged("small", "float32", PREFILL_ALONE, wrong("per_rank_norm"))
     assert verdict.outcome is Outcome.PASS, verdict.where
 
 

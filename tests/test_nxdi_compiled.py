@@ -7,6 +7,7 @@ Every run starts a process of its own for the ranks, so a graph that is loaded w
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,21 +67,46 @@ def traced(cli: Callable[..., Ended], store: Path) -> Callable[..., Ended]:
 
 @pytest.fixture
 def judged(
-    cli: Callable[..., Ended],
-    traced: Callable[..., Ended],
-    newest: Callable[[str], StoredRun],
-    store: Path,
+    traced: Callable[..., Ended], store: Path, concluded: Callable[[Path, str, str], Verdict]
 ) -> Traced:
     """Return a function that runs a compiled model and gives the verdict on it."""
 
     def judge(model: str, *words: str) -> Verdict:
         ended = traced(model, *words)
         assert ended.exit == 0, ended.err
+        return concluded(store, f"golden-{model}", "compiled")
+
+    return judge
+
+
+@pytest.fixture
+def compared(
+    cli: Callable[..., Ended],
+    traced: Callable[..., Ended],
+    newest: Callable[[str], StoredRun],
+    store: Path,
+) -> Traced:
+    """Return what `judged` does, by a command, whose verdict is kept and shown."""
+
+    def compare(model: str, *words: str) -> Verdict:
+        ended = traced(model, *words)
+        assert ended.exit == 0, ended.err
         pair = (f"golden=golden-{model}", "candidate=compiled", "name=judged")
         cli(f"tracking.folder={store}", "job=compare", *pair)
         return Verdict.read(next(newest("judged").folder.rglob("verdict.json")))
 
-    return judge
+    return compare
+
+
+@pytest.fixture
+def kept_block(traced: Callable[..., Ended], store: Path, tmp_path: Path) -> Path:
+    """Return a folder with the graph of one block, compiled when first asked."""
+    folder = store / "kept-block"
+    if not folder.exists():
+        ended = traced("tiny", *BLOCK, f"backend.artefacts={store / 'kept-half'}")
+        assert ended.exit == 0, ended.err
+        (store / "kept-half").rename(folder)
+    return shutil.copytree(folder, tmp_path / "kept")
 
 
 def counted(run: StoredRun) -> tuple[int, int]:
@@ -96,6 +122,7 @@ GRAPHS = 4
 @pytest.mark.parametrize(("model", "degree"), [("tiny", 1), ("tiny", 2), ("llama", 2), ("tiny", 8)])
 def test_a_compiled_model_passes_and_is_compiled_once(
     judged: Traced,
+    compared: Traced,
     newest: Callable[[str], StoredRun],
     tmp_path: Path,
     model: str,
@@ -103,7 +130,7 @@ def test_a_compiled_model_passes_and_is_compiled_once(
 ) -> None:
     """Query heads are padded for 8 ranks; what is loaded was compiled in another process."""
     words = (f"tp_degree={degree}", f"backend.artefacts={tmp_path / 'kept'}")
-    verdict = judged(model, *words)
+    verdict = compared(model, *words)
     assert verdict.outcome is Outcome.PASS, verdict.where
     seen = {row.site.local for row in verdict.rows if row.metrics and row.site.layer == 1}
     assert {"self_attn:out", "self_attn:q_rotated", "mlp:out", ":out"} <= seen
@@ -121,10 +148,8 @@ def test_a_compiled_model_passes_and_is_compiled_once(
 BLOCK = ("scope=single", "layer=0", "tp_degree=2")
 
 
-def test_no_weight_is_in_what_is_kept(traced: Callable[..., Ended], tmp_path: Path) -> None:
-    ended = traced("tiny", *BLOCK, f"backend.artefacts={tmp_path / 'kept'}")
-    assert ended.exit == 0, ended.err
-    (file,) = (tmp_path / "kept").glob("*.safetensors")
+def test_no_weight_is_in_what_is_kept(kept_block: Path) -> None:
+    (file,) = kept_block.glob("*.safetensors")
     folder = ROOT / "checkpoints/tiny_minimax_m2"
     assert file.stat().st_size < sum(each.stat().st_size for each in folder.glob("*.safetensors"))
 
@@ -132,12 +157,11 @@ def test_no_weight_is_in_what_is_kept(traced: Callable[..., Ended], tmp_path: Pa
 def test_what_cannot_be_used_is_compiled_again(
     traced: Callable[..., Ended],
     newest: Callable[[str], StoredRun],
-    tmp_path: Path,
+    kept_block: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = (*BLOCK, f"backend.artefacts={tmp_path / 'kept'}")
-    assert traced("tiny", *words).exit == 0
-    (file,) = (tmp_path / "kept").glob("*.safetensors")
+    words = (*BLOCK, f"backend.artefacts={kept_block}")
+    (file,) = kept_block.glob("*.safetensors")
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     ended = traced("tiny", *words)
