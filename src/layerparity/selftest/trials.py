@@ -129,7 +129,10 @@ class CellRunner:
     def _keys(self, setting: Setting) -> dict[str, Any]:
         shared = {"backend": "gpu", "device_map": "cpu", "scope": "full", "capture": "components"}
         generate = {"generate.max_new_tokens": _GENERATED} if setting.decodes else {}
-        return {**shared, **generate, "dtype": setting.dtype, **setting.keys, **self.keys}
+        # No candidate is one component alone, and few are chained: other floors nobody reads.
+        floors = {"reference.chained": setting.chained, "reference.components": False}
+        own = {"dtype": setting.dtype, **setting.keys, **self.keys}
+        return {**shared, **generate, **floors, **own}
 
     def _make(self, folder: Path, config: Config) -> StoredRun:
         with console.quiet():
