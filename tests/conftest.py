@@ -123,6 +123,14 @@ def patient() -> None:
     replay._PATIENCE = 1e6
 
 
+@pytest.fixture
+def no_mistakes_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant no known mistake: hundreds of them take seconds, and no cause is read."""
+    from layerparity.run import replay
+
+    monkeypatch.setattr(replay, "_PATIENCE", 0.0)
+
+
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return a function that gives a family's small checkpoint, made once."""
@@ -300,3 +308,8 @@ def concluded() -> Callable[[Path, str, str], Verdict]:
         return Verdict.from_json(verdict.to_json())
 
     return judge
+
+
+def two_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the shipped model that ends behind its second block."""
+    return first_blocks(tmp_path_factory.mktemp("two") / "two_blocks", 2)

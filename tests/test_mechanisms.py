@@ -107,6 +107,11 @@ def compared(cli: Callable[..., Ended], *words: str, ids: Sequence[Sequence[int]
     return " ".join(cli("job=compare").out.split())
 
 
+def of(model: str | Path) -> tuple[str, ...]:
+    """Return the keys of a model."""
+    return ("model=checkpoint", f"model.path={model}")
+
+
 # What says nothing of tokens is not computed.
 LESS = ("reference.dtypes=[float32]", "reference.chained=false", "reference.components=false")
 NO_CHOICE = "no text has two different tokens: no query had two keys to choose from"
@@ -114,14 +119,14 @@ NO_CHOICE = "no text has two different tokens: no query had two keys to choose f
 
 @pytest.mark.parametrize("ids", [[[7]], [[7] * 12], [[7] * 12, [9] * 12]], ids=str)
 def test_texts_that_exercise_no_attention_pass_nothing(
-    cli: Callable[..., Ended], ids: list[list[int]]
+    cli: Callable[..., Ended], two_blocks: Path, ids: list[list[int]]
 ) -> None:
-    said = compared(cli, *LESS, ids=ids)
+    said = compared(cli, *LESS, *of(two_blocks), ids=ids)
     assert NO_CHOICE in said and "INCONCLUSIVE" in said, said
 
 
-def test_a_decoded_token_is_a_key_of_its_own(cli: Callable[..., Ended]) -> None:
-    said = compared(cli, *LESS, "generate.max_new_tokens=4", ids=[[7] * 12])
+def test_a_decoded_token_is_a_key_of_its_own(cli: Callable[..., Ended], two_blocks: Path) -> None:
+    said = compared(cli, *LESS, *of(two_blocks), "generate.max_new_tokens=4", ids=[[7] * 12])
     assert NO_CHOICE not in said, said
 
 
@@ -135,7 +140,7 @@ def test_a_pass_names_what_its_texts_were_too_short_for(
     heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     torch.manual_seed(0)
     Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, sliding_window=16)).save_pretrained("window")
-    model, text = ("model=checkpoint", "model.path=window"), [*range(2, 62)]
+    model, text = (*LESS, *of("window")), [*range(2, 62)]
     said = compared(cli, *model, ids=[text[:16]])
     assert (
         "whole model: pass; not exercised: decode steps, padding, the sliding window of 16" in said
