@@ -85,7 +85,7 @@ class CacheLong(HfPort):
     def run(self, stage, given):
         observed = super().run(stage, given)
         room = self.cache.device.layers[0].max_cache_len if self.cache is not None else 0
-        if stage == "layers.4" and room > 32:
+        if stage == "layers.2" and room > 32:
             observed.output[:, 3] *= 1.01
         return observed
 
@@ -95,7 +95,7 @@ class Counting(HfPort):
 
     def run(self, stage, given):
         observed = super().run(stage, given)
-        if stage == "layers.3":
+        if stage == "layers.2":
             Counting.calls += 1
             observed.output.mul_(1 + 1e-3 * (Counting.calls - 1))
         return observed
@@ -273,19 +273,26 @@ def test_a_sound_model_is_equal_or_within_the_floor(
         ("PaddingAttended", "job.padding=[2]", ["padding 2 left"], "layers.0.self_attn:out", 0),
         ("CacheLost", "job.chunk=[40,8]", ["chunk 8"], "layers.0.self_attn:out", 8),
         ("RowMixed", "job.batch=[2]", ["batch 2 last"], "layers.2.mlp:out", 0),
-        ("CacheLong", "job.cache=[30,64]", ["cache 64"], "layers.4:out", 3),
+        ("CacheLong", "job.cache=[30,64]", ["cache 64"], "layers.2:out", 3),
         ("Threaded", "job.threads=[1,2]", ["threads 2"], "layers.1:out", 0),
-        ("Counting", "job.repeat=2", ["repeat 1", "repeat 2"], "layers.3:out", 0),
+        ("Counting", "job.repeat=2", ["repeat 1", "repeat 2"], "layers.2:out", 0),
     ],
 )
 def test_a_planted_dependence_is_named(
-    run: Cli, store: Path, port: str, asked: str, wrong: list[str], site: str, token: int
+    run: Cli,
+    store: Path,
+    own: tuple[str, ...],
+    port: str,
+    asked: str,
+    wrong: list[str],
+    site: str,
+    token: int,
 ) -> None:
     """With its axis, its first size, its first site; the other sizes stay clean."""
     Path("leaning_ports.py").write_text(MISTAKES)
     axis = asked.partition("=")[0].removeprefix("job.")
-    own = (*OWN, *FLOORS, "kind=golden", f"port._target_=leaning_ports.{port}")
-    ended = run(*own, f"job.axes=[{axis}]", asked)
+    planted = ("kind=golden", f"port._target_=leaning_ports.{port}")
+    ended = run(*own, *planted, f"job.axes=[{axis}]", asked)
     assert ended.exit == 1, ended.out + ended.err
     lines = kept(store)["variations"]
     names = [f"{each['axis']} {each['size']} {each['detail']}".strip() for each in lines]
