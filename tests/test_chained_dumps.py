@@ -111,6 +111,7 @@ WRONG_ADDS = {
 
 @pytest.mark.parametrize("layer", [1, 2])
 @pytest.mark.parametrize("wrong", WRONG_ADDS)
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_what_a_block_puts_out_is_what_the_next_one_takes_in(
     judged: Callable[..., Verdict], tmp_path: Path, three_blocks: Path, wrong: str, layer: int
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_right_stream_passes(
     assert passed == {*range(3)}
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_a_plain_comparison_of_chains_cannot_tell(
     cli: Cli,
     store: Path,
