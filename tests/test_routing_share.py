@@ -92,6 +92,7 @@ def test_a_right_chain_differs_by_other_experts(cli: Cli, golden_here: Put) -> N
     assert "by-itself" in cli("job=compare").out
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_other_weights_of_the_same_experts_are_told_from_other_experts(
     cli: Cli, golden_here: Put
 ) -> None:

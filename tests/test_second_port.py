@@ -158,6 +158,7 @@ def test_chained_it_agrees_on_its_own_values_at_every_site(
         ),
     ],
 )
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_its_mistakes_are_named(compared: Compared, mistake: str, where: str, also: str) -> None:
     # Its first decode step tells.
     words = (f"+port.mistake='{mistake}'", "generate.max_new_tokens=2")
@@ -169,6 +170,7 @@ def test_its_mistakes_are_named(compared: Compared, mistake: str, where: str, al
         assert all("@decode" in site for site in failed)
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_what_it_shows_twice_is_said(compared: Compared) -> None:
     """A probe that keeps what it saw first: in every layer, and at every step."""
     words = ("+port.mistake='shows what it saw first'", "generate.max_new_tokens=3")
