@@ -151,8 +151,8 @@ def test_a_block_of_no_family_is_measured_and_left_as_it_was() -> None:
 
 
 def runs(cli: Cli, folder: Path, model: str, capture: str) -> Callable[..., Ended]:
-    """Make a small model; return what runs it with some more words."""
-    where = make_model(model, folder)
+    """Make a small model of three blocks; return what runs it with some more words."""
+    where = make_model(model, folder, changes={"num_hidden_layers": 3})
     shared = ("backend=gpu", "device_map=cpu", "threads=1", f"capture={capture}")
     run = (*shared, "model=checkpoint", f"model.path={where}")
 
@@ -187,6 +187,7 @@ def judged(
         ("olmo2", "post_attention_layernorm"),
     ],
 )
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_a_wrong_module_is_named_in_a_block_that_is_not_llama_s(
     cli: Cli, tmp_path: Path, model: str, module: str
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_wrong_module_is_named_in_a_block_that_is_not_llama_s(
         ("cohere", "mlp.down_proj", "layers.1.mlp"),
     ],
 )
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_a_wrong_module_is_among_the_suspects_where_few_sites_are_observed(
     cli: Cli, tmp_path: Path, model: str, module: str, place: str
 ) -> None:
@@ -215,6 +217,7 @@ def test_a_wrong_module_is_among_the_suspects_where_few_sites_are_observed(
     assert verdict.where not in {str(site) for site in verdict.guilty.good}
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_what_is_measured_counts_where_a_family_declares_otherwise(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +229,7 @@ def test_what_is_measured_counts_where_a_family_declares_otherwise(
     assert f"layers.1.{module} is the first wrong place" in ended.out
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_a_component_is_fed_what_was_measured_where_a_family_declares_otherwise(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
