@@ -256,6 +256,7 @@ def test_a_faulty_port_is_bisected_to_its_component(
     assert len(list(store.rglob("manifest.json"))) == before
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
 @pytest.mark.parametrize("strategy", ["binary", "inject"])
 def test_chained_strategies_agree_with_the_scan(run: Cli, store: Path, strategy: str) -> None:
     ended = run("job=bisect", "golden=the-golden", f"job.strategy={strategy}", *FAULT)
@@ -282,7 +283,8 @@ class Port(PlantedPort):
 
 def test_known_mistakes_are_planted_in_the_place_that_was_found(run: Cli, store: Path) -> None:
     Path("quiet_port.py").write_text(SILENT)
-    ended = run("job=bisect", "golden=the-golden", "port._target_=quiet_port.Port")
+    part = ("scope=range", "start=2", "end=4")
+    ended = run("job=bisect", "golden=the-golden", *part, "port._target_=quiet_port.Port")
     assert ended.exit == 1, ended.out + ended.err
     # In one block, once, whatever the search compared before.
     assert len(re.findall(r"^trying \d+ known mistakes on layers\.3$", ended.out, re.M)) == 1
@@ -309,6 +311,7 @@ def test_it_says_how_many_mistakes_there_is_time_for(
     assert re.search(said, ended.out, re.M), ended.out
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_a_bisection_s_own_runs_are_not_the_latest(
     cli: Cli, golden_here: Callable[..., None]
 ) -> None:
@@ -339,6 +342,7 @@ def test_a_right_port_ends_with_nothing(run: Cli) -> None:
     assert "Nothing is wrong" in ended.out
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_the_commands_that_reproduce_it_do(run: Cli, cli: Cli, store: Path) -> None:
     import shlex
 
@@ -430,22 +434,22 @@ def test_a_weight_and_a_core_are_two_findings_of_a_comparison_and_of_a_bisection
 
 
 def test_a_fault_of_decoding_is_found_in_its_step(
-    cli: Cli, tmp_path: Path, three_blocks: Path
+    cli: Cli, tmp_path: Path, two_blocks: Path
 ) -> None:
     both = (*CPU, f"tracking.folder={tmp_path / 'runs'}", "generate.max_new_tokens=3")
-    both += ("model=checkpoint", f"model.path={three_blocks}")
-    floors = ("reference.dtypes=[float32]", "reference.chained=false")
+    both += ("model=checkpoint", f"model.path={two_blocks}")
+    floors = ("reference.dtypes=[float32]", "reference.chained=false", "reference.components=false")
     assert cli(*both, *floors, "capture=components", "name=the-golden").exit == 0
-    fault = ("port=fault", "port.name=rmsnorm_prefill_vs_decode", "port.layers=[2]")
+    fault = ("port=fault", "port.name=rmsnorm_prefill_vs_decode", "port.layers=[1]")
     ended = cli(*both, "job=bisect", "golden=the-golden", *fault)
     assert ended.exit == 1, ended.out + ended.err
     kept = record(tmp_path)
-    assert kept["guilt"]["place"] == "layers.2.input_layernorm"  # type: ignore[index]
+    assert kept["guilt"]["place"] == "layers.1.input_layernorm"  # type: ignore[index]
     assert "only decoding shows it, from step 1 on: the prefill passes" in ended.out
     assert (kept["guilt"]["phases"], kept["guilt"]["first_step"]) == ("decode_only", 1)  # type: ignore[index]
     assert kept["causes"][0]["id"] == "rmsnorm_prefill_vs_decode"  # type: ignore[index]
     assert "generate.max_new_tokens=3" in kept["commands"][0]  # type: ignore[index]
-    assert "name=layers.2.input_layernorm-decoding" in kept["commands"][0]  # type: ignore[index]
+    assert "name=layers.1.input_layernorm-decoding" in kept["commands"][0]  # type: ignore[index]
     assert "\n  # the whole model runs: scope=full alone can decode" in ended.out
     # The second norm's input is wrong already, through the first; its own error leaps far beyond.
     assert re.search(r"- post_attention_layernorm seems wrong as well: .* times", ended.out)
@@ -508,13 +512,13 @@ def test_a_leap_of_the_error_names_a_second_wrong_component() -> None:
     assert amplified(both, SERIAL) == {}
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_configurations_are_bisected_to_the_keys(run: Cli, store: Path) -> None:
     ended = run(
         "job=bisect",
         "golden=the-golden",
-        "scope=range",
-        "start=1",
-        "end=2",
+        "scope=single",
+        "layer=1",
         "job.good={dtype:float32,threads:1}",
         "job.bad={attn_implementation:eager,dtype:bfloat16,threads:1,experts_implementation:eager}",
         "tolerance=fixed",
@@ -546,6 +550,7 @@ def test_a_bad_configuration_that_cannot_be_judged_is_not_called_right(run: Cli)
     assert "no noise floor for float16: make it with reference.dtypes" in ended.err
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
 def test_a_good_configuration_that_cannot_be_judged_is_not_called_right(run: Cli) -> None:
     """The bad one is wrong, and yet nobody knows whether the keys make the difference."""
     words = ("job=bisect", "golden=the-golden", "scope=single", "layer=1", "device_map=cpu")
