@@ -310,6 +310,7 @@ def concluded() -> Callable[[Path, str, str], Verdict]:
     return judge
 
 
+@pytest.fixture(scope="session")
 def two_blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the shipped model that ends behind its second block."""
     return first_blocks(tmp_path_factory.mktemp("two") / "two_blocks", 2)
