@@ -288,9 +288,7 @@ def test_known_mistakes_are_planted_in_the_place_that_was_found(run: Cli, store:
     assert ended.exit == 1, ended.out + ended.err
     # In one block, once, whatever the search compared before.
     assert len(re.findall(r"^trying \d+ known mistakes on layers\.3$", ended.out, re.M)) == 1
-    assert re.search(
-        r"^cause     shown \(not measured\): gate and up halves stacked", ended.out, re.M
-    )
+    assert re.search(r"^cause     shown \(99 %\): gate and up halves stacked", ended.out, re.M)
     assert [each["id"] for each in record(store)["causes"]] == ["gate_up_swapped"]  # type: ignore
 
 

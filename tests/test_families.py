@@ -498,7 +498,7 @@ def test_gpt_oss_through_the_door(cli: Callable[..., Ended], tmp_path: Path) -> 
     assert judged.exit == 1, judged.out
     assert "layers.1.mlp.experts is the first wrong place" in " ".join(judged.out.split())
     # Planted in the golden's own block, it gives these numbers.
-    said = "shown (not measured): the activation multiplies by up (the model's by up + 1)"
+    said = "shown (99 %): the activation multiplies by up (the model's by up + 1)"
     assert said in " ".join(judged.out.split())
     shared = ("-m", "scope=single", "layer=0,2", "name=other-class")
     assert cli(*asked, *fault[:1], *shared).exit == 0
