@@ -8,6 +8,8 @@ import torch
 
 # So few independent numbers, such as a router's two weights of a token, are off by chance.
 FEW_NUMBERS = 8
+# A few tokens are less than one of so many.
+_FEW_OF = 4
 
 TokenCount = TypeVar("TokenCount", float, torch.Tensor)
 
@@ -24,14 +26,15 @@ def of_few(tokens: TokenCount) -> TokenCount:
 def as_many_alike(floors: torch.Tensor, errors: torch.Tensor | None = None) -> torch.Tensor:
     """Return how many tokens the noise of a site is of; ``floors`` are float64 [..., token].
 
-    That is all of them, unless one token's outweighs all others' together, or one of a candidate's
-    squared ``errors``, of that shape, does: then the whole is known as well as
-    (sum f)^2 / sum f^2 tokens that are alike (Satterthwaite 1946).
+    That is all of them, unless one token's outweighs all others' together, or a few have most of
+    it and one of a candidate's squared ``errors``, of that shape, outweighs all others: then the
+    whole is known as well as (sum f)^2 / sum f^2 tokens that are alike (Satterthwaite 1946).
     """
     whole, squares = floors.sum(-1), floors.square().sum(-1)
     alone = 2 * floors.amax(-1) > whole
     if errors is not None:
-        alone = alone | (2 * errors.amax(-1) > errors.sum(-1))
+        few = _FEW_OF * whole.square() < squares * floors.shape[-1]
+        alone = alone | (few & (2 * errors.amax(-1) > errors.sum(-1)))
     alone = alone & (squares > 0)
     alike = whole.square() / squares.clamp_min(1e-300)
     return torch.where(alone, alike, float(floors.shape[-1]))

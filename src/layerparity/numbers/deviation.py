@@ -35,7 +35,7 @@ from layerparity.numbers.token_sums import (
     Slopes,
     TokenLayout,
 )
-from layerparity.numbers.typical_floor import SHARED, TypicalFloor
+from layerparity.numbers.typical_floor import LUCKY, SHARED, TypicalFloor
 
 # No number's error is below this: machines flush what is smaller to zero.
 _FLUSHED = torch.finfo(torch.float32).tiny
@@ -219,15 +219,16 @@ def _note_worst(
     """Note the worst group's ratio and which it is.
 
     ``sums`` are the squared error, floor and reference of each group, ``count`` the numbers in one.
-    The floor of a few numbers may be small by luck: below it, it is drawn to what the groups have
-    in common, their median floor, as it is and in relation to the reference.
+    The floor of a few numbers says little: it is drawn to what the groups have in common, their
+    median floor, as it is and in relation to the reference.
     """
     error, floor, square = sums
     common = (floor / square.clamp_min(TINY))[square > 0]
     if common.numel():
         # A number near zero is a sum of large ones; a massive one rounds by its own size.
         typical = torch.maximum(floor.median(), common.median() * square)
-        floor = torch.maximum(floor, (count * floor + SHARED * typical) / (count + SHARED))
+        drawn = (count * floor + SHARED * typical) / (count + SHARED)
+        floor = torch.maximum(drawn, floor / LUCKY)
     ratio = torch.where(floor > 0, (error / floor).sqrt(), torch.where(error > 0, torch.inf, 0.0))
     if ratio.numel():
         worst = int(ratio.argmax())

@@ -18,7 +18,7 @@ from layerparity.numbers.chance import FEW_NUMBERS, by_chance, of_few
 from layerparity.numbers.deviation import Deviation, least_floor
 from layerparity.numbers.floor import TINY, scales
 from layerparity.numbers.token_sums import HEAD, WHOLE, TokenLayout
-from layerparity.numbers.typical_floor import SHARED, TypicalFloor
+from layerparity.numbers.typical_floor import LUCKY, SHARED, TypicalFloor
 
 EXPERT = "expert"
 
@@ -125,7 +125,8 @@ def _of_groups(sums: Sequence[torch.Tensor], count: int | torch.Tensor) -> torch
     relative = torch.where(square > 0, floor / square.clamp_min(TINY), torch.nan)
     common = relative.nanmedian(1, keepdim=True).values
     typical = torch.maximum(floor.median(1, keepdim=True).values, common * square)
-    drawn = torch.maximum(floor, (count * floor + SHARED * typical) / (count + SHARED))
+    drawn = (count * floor + SHARED * typical) / (count + SHARED)
+    drawn = torch.maximum(drawn, floor / LUCKY)
     return _root(error, torch.where(common.isnan(), floor, drawn))
 
 

@@ -20,6 +20,8 @@ _HIGH = 0.9
 _NORMAL = 1.2816
 # What is typical counts as much as this many independent numbers of the token itself.
 SHARED = 16
+# So many times too large, squared, the floor of a few numbers may be by luck, and no more.
+LUCKY = 4.0
 Square = TypeVar("Square", float, torch.Tensor)
 
 

@@ -59,7 +59,8 @@ class Frozen:
         unturned = given.candidate.reshape(rows[0].shape)
         # What scales the tables scales those of position 0 as well.
         made = best_factor(unturned, rows[1]) * unturned
-        if not Values(rows[0], rows[1], out.step).shows(made):
+        # Zeros are 0 times anything, and were not even handed on.
+        if not bool(rows[1].any()) or not Values(rows[0], rows[1], out.step).shows(made):
             return None
         text = (
             "a decode step is rotated as position 0 is, not at all: its position is a constant of "
