@@ -386,3 +386,6 @@ def test_a_number_that_one_token_decides_has_the_limit_of_one_token(name: str) -
         assert (breach.metric, breach.limit) == (metric, 8.0)
     (breach,) = tolerance.breaches(Kind.REAL, {**mean, metric: 7.9})
     assert (breach.metric, breach.limit) == ("kl_mean_ratio", 4.0)
+    for odd in (math.nan, math.inf):
+        (breach,) = tolerance.breaches(Kind.REAL, {"error_ratio": 1.0, metric: odd})
+        assert breach.metric == metric

@@ -163,8 +163,10 @@ class CalibratedTolerance(EndLimits):
         """Say whether a number of the logits is beyond what clean ways show: the worst one."""
         limits = {name: float(getattr(self, limit)) for name, limit in _END_LIMIT_OF.items()}
         over = {name: metrics.get(name, 0.0) for name in limits}
-        worst = max(limits, key=lambda name: over[name] - limits[name])
-        return Breach(worst, over[worst], limits[worst]) if over[worst] > limits[worst] else None
+        # What is no number holds no limit.
+        broken = [name for name, limit in limits.items() if not over[name] <= limit]
+        worst = max(broken, key=lambda name: over[name] - limits[name], default="")
+        return Breach(worst, over[worst], limits[worst]) if worst else None
 
 
 def _group(name: str, metrics: Mapping[str, float]) -> int | None:
