@@ -294,11 +294,13 @@ def test_float64_runs(run: Cli) -> None:
 
 
 def test_a_named_sweep_keeps_its_runs_apart(run: Cli) -> None:
-    made = run("-m", *CPU, "kind=candidate", "scope=single", "layer=0,1", "name=nightly")
+    # Not the newest: another test may have made a golden run of another prompt.
+    golden = "golden=the-golden"
+    made = run("-m", *CPU, "kind=candidate", "scope=single", "layer=0,1", "name=nightly", golden)
     assert made.exit == 0, made.err
     assert "nightly single 0" in made.out
     assert "nightly single 1" in made.out
-    judged = run("job=compare", "candidate=nightly")
+    judged = run("job=compare", "candidate=nightly", golden)
     assert judged.exit == 0, judged.out + judged.err
     assert "2 of 6 blocks" in judged.out
 
