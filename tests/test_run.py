@@ -95,7 +95,12 @@ def test_an_isolated_component_agrees_with_the_golden(run: Cli, store: Path) -> 
 
 def test_head_and_embedding_are_components_too(run: Cli, store: Path) -> None:
     for component in ("embedding", "norm", "head"):
-        words = ("scope=single", f"component={component}", f"name=one-{component}")
+        words = (
+            "scope=single",
+            f"component={component}",
+            f"name=one-{component}",
+            "golden=the-golden",
+        )
         made = run(*CPU, "kind=candidate", *words)
         assert made.exit == 0, made.err
         judged(run, store, f"one-{component}")
