@@ -131,17 +131,25 @@ class SitePatterns:
 
     def __call__(self, layer: int | None, local: str) -> bool:
         """Say whether a site, given by block and address inside it, is wanted."""
-        names = [local] if layer is None else [local, str(Site.inside(layer, local))]
-
-        def any_match(patterns: tuple[str, ...]) -> bool:
-            return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
-
-        return any_match(self.include) and not any_match(self.exclude)
+        return _is_wanted(self.include, self.exclude, layer, local)
 
     def __str__(self) -> str:
         """Return the set in words: ``blocks: :in,:out``; of one without patterns, its name."""
         extra = f" without {','.join(self.exclude)}" if self.exclude else ""
         return f"{self.name}: {','.join(self.include)}{extra}" if self.include else self.name
+
+
+# Each of a golden's ways asks for every tap of every stage anew.
+@lru_cache(4096)
+def _is_wanted(
+    include: tuple[str, ...], exclude: tuple[str, ...], layer: int | None, local: str
+) -> bool:
+    names = [local] if layer is None else [local, str(Site.inside(layer, local))]
+
+    def any_match(patterns: tuple[str, ...]) -> bool:
+        return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+    return any_match(include) and not any_match(exclude)
 
 
 @dataclass

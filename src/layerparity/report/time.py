@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 from layerparity.anatomy.site import Site
@@ -143,28 +144,28 @@ class Bars:
     stages: Sequence[tuple[str, StageProfile]]
     beside: Sequence[StageProfile] = ()
 
-    @property
+    @cached_property
     def scaled(self) -> list[StageProfile]:
         """The stages of all figures that share a scale."""
         return [*(each for _, each in self.stages), *self.beside]
 
-    @property
+    @cached_property
     def pitch(self) -> float:
         """Width of a column in whole pixels: between narrow columns a fraction leaves seams."""
         room = (_WIDTH - _LEFT - _RIGHT) // max(len(self.stages), 1)
         return min(max(room, _PITCH[0]), _PITCH[1])
 
-    @property
+    @cached_property
     def right(self) -> float:
         """Where the last column ends."""
         return _LEFT + self.pitch * len(self.stages)
 
-    @property
+    @cached_property
     def up(self) -> float:
         """The most seconds that a stage held a run up."""
         return max((each.seconds for each in self.scaled), default=0.0)
 
-    @property
+    @cached_property
     def down(self) -> float:
         """The most seconds that the reading threads spent on a stage."""
         return max((each.loading.seconds for each in self.scaled), default=0.0)
