@@ -18,13 +18,13 @@ from torch import nn
 from torch.nn import functional
 
 from layerparity.anatomy.site import Kind
+from layerparity.making.evaluate import Evaluator
 from layerparity.mistakes.block import epsilon_name, find
 from layerparity.mistakes.fault import Surgery
 from layerparity.mistakes.parts import parts
 from layerparity.numbers.arithmetic import Mode, sharded
 from layerparity.numbers.clean import FLOOR, OTHERS, PLAIN, Way, reference
-from layerparity.run.ports._evaluate import Evaluator
-from layerparity.run.ports.base import Call
+from layerparity.ports.base import Call
 
 SIZES = (0.001, 0.003, 0.01)
 # In so many blocks of a setting, candidates are judged on their own values as well.
@@ -205,9 +205,10 @@ def make_setting(
 ) -> Setting:
     """Compute the candidates of every block of one model on one input, by words in their names."""
     from layerparity.ground import console
-    from layerparity.run import make, open_backend
-    from layerparity.run.prepare import plan_run, prepare
-    from layerparity.run.steps import composed
+    from layerparity.making import make
+    from layerparity.making.prepare import plan_run, prepare
+    from layerparity.making.steps import composed
+    from layerparity.ports.opening import open_backend
     from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store
 

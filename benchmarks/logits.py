@@ -27,7 +27,7 @@ SLIPS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3)
 VERDICT = "verdict"
 LIMIT = CalibratedTolerance().end_ratio
 PORT = '''
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 class SlipPort(HfPort):
     """transformers' modules, with a factor on the output of one."""

@@ -90,7 +90,7 @@ def measured(source: Path, words: tuple[str, ...], make: bool, cpu: bool) -> flo
 def _one(cpu: bool, words: list[str]) -> None:
     """Run a command in this process and print what its stages took."""
     from layerparity.cli.door import main as command
-    from layerparity.run.execute import Execution
+    from layerparity.making.execute import Execution
 
     clock = time.process_time if cpu else time.perf_counter
     run = Execution.run

@@ -25,9 +25,10 @@ def ours(folder: Path, ids: torch.Tensor, scratch: Path) -> Run:
     from layerparity.cli import search_path
     from layerparity.ground.files import read_tensor
     from layerparity.ground.resources import shipped
-    from layerparity.run import make, open_backend
-    from layerparity.run.prepare import plan_run, prepare
-    from layerparity.run.steps import composed
+    from layerparity.making import make
+    from layerparity.making.prepare import plan_run, prepare
+    from layerparity.making.steps import composed
+    from layerparity.ports.opening import open_backend
     from layerparity.settings import config
     from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store

@@ -118,7 +118,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def patient() -> None:
     """Try every known mistake, however busy the machine; how many there is time for has a test."""
-    from layerparity.run import replay
+    from layerparity.making import replay
 
     replay._PATIENCE = 1e6
 
@@ -126,7 +126,7 @@ def patient() -> None:
 @pytest.fixture
 def no_mistakes_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plant no known mistake: hundreds of them take seconds, and no cause is read."""
-    from layerparity.run import replay
+    from layerparity.making import replay
 
     monkeypatch.setattr(replay, "_PATIENCE", 0.0)
 
@@ -287,9 +287,9 @@ def concluded() -> Callable[[Path, str, str], Verdict]:
     from layerparity.cli import search_path
     from layerparity.ground.resources import shipped
     from layerparity.judge.conclude import conclude
+    from layerparity.making.replay import replays
+    from layerparity.making.steps import composed
     from layerparity.record.verdict import Verdict
-    from layerparity.run.replay import replays
-    from layerparity.run.steps import composed
     from layerparity.settings.config import register
     from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store

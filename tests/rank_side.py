@@ -12,8 +12,8 @@ import torch
 
 from layerparity.ground.errors import UserError
 from layerparity.numbers.rank_parts import PartKind, RankShare
-from layerparity.run.ports.base import Call
-from layerparity.run.ranks.side import RankObserved, RankSide
+from layerparity.ports.base import Call
+from layerparity.ports.ranks.side import RankObserved, RankSide
 
 
 class Side(RankSide):

@@ -18,9 +18,9 @@ FLOORS = floors(ROOT / "docs" / "architecture.md")
 # The only folders that may import these libraries.
 ROOMS = {
     "mlflow": ("tracking",),
-    "torch_xla": ("run/backends/_neuron", "machine"),
-    "torch_neuronx": ("run/backends/_neuron", "machine"),
-    "neuronx_distributed": ("run/backends/_neuron", "run/nxdi", "machine"),
+    "torch_xla": ("backends/neuron", "machine"),
+    "torch_neuronx": ("backends/neuron", "machine"),
+    "neuronx_distributed": ("backends/neuron", "ports/nxdi", "machine"),
 }
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from layerparity.backends.neuron.artefacts import ArtefactFolder, Compiled
+from layerparity.backends.neuron.compiler_options import ReuseCompiled
 from layerparity.ground.errors import UserError
-from layerparity.run.backends._neuron.artefacts import ArtefactFolder, Compiled
-from layerparity.run.backends._neuron.compiler_options import ReuseCompiled
 
 
 class Echo:

@@ -267,7 +267,7 @@ def test_chained_strategies_agree_with_the_scan(run: Cli, store: Path, strategy:
 
 SILENT = """
 from layerparity.mistakes.catalogue import known_fault
-from layerparity.run.ports.fault import PlantedPort
+from layerparity.ports.known.fault import PlantedPort
 
 
 class Port(PlantedPort):
@@ -298,7 +298,7 @@ def test_it_says_how_many_mistakes_there_is_time_for(
     run: Cli, store: Path, monkeypatch: pytest.MonkeyPatch, patience: float, tried: int
 ) -> None:
     """On a machine whose every look at the clock takes a second."""
-    from layerparity.run import replay
+    from layerparity.making import replay
 
     monkeypatch.setattr(replay, "_PATIENCE", patience)
     monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=itertools.count().__next__))
@@ -356,7 +356,7 @@ def test_the_commands_that_reproduce_it_do(run: Cli, cli: Cli, store: Path) -> N
 OUTSIDE = """
 from dataclasses import replace
 
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 
 class Port(HfPort):
@@ -392,7 +392,7 @@ def test_what_is_wrong_outside_the_blocks_has_commands_that_show_it(
 TWO_FAULTS = """
 import torch
 
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 
 class Port(HfPort):

@@ -9,8 +9,8 @@ import pytest
 from conftest import Ended
 
 from layerparity.ground.errors import UserError
+from layerparity.making import apart
 from layerparity.record.folder import RunFolder
-from layerparity.run import apart
 
 Cli = Callable[..., Ended]
 CPU = ("backend=gpu", "device_map=cpu")

@@ -15,9 +15,9 @@ from conftest import Ended
 from safetensors.torch import load_file, save_file
 
 from layerparity.ground.errors import UserError
+from layerparity.making.captures import read_captures
 from layerparity.record.findings import DoubtKind
 from layerparity.record.verdict import Outcome, Verdict
-from layerparity.run.captures import read_captures
 from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store

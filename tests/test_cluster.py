@@ -109,7 +109,7 @@ def test_a_launcher_that_raises_is_no_story_of_python(tmp_path):
 WAITING = """
 import time
 from pathlib import Path
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 class WaitingPort(HfPort):
     def run(self, stage, given):
@@ -151,7 +151,7 @@ def awaited(holds: Callable[[], bool], state: Callable[[], str] = str) -> None:
 SEEN = """
 import atexit, json, os, time
 from pathlib import Path
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 class SeenPort(HfPort):
     def run(self, stage, given):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from layerparity.ground.quoting import typed
-from layerparity.run import write
+from layerparity.making import write
 from layerparity.settings.command_keys import settings_of
 
 

@@ -18,22 +18,22 @@ from safetensors import safe_open
 from test_artefacts import Echo
 from torch import nn
 
-from layerparity.ground.errors import UserError
-from layerparity.mistakes.fault import Surgery
-from layerparity.mistakes.known.bias_frozen_in_graph import FAULT
-from layerparity.run.backends import neuron
-from layerparity.run.backends._export import exported
-from layerparity.run.backends._graph import graph_digest, unread_weights
-from layerparity.run.backends._neuron import stablehlo, xla
-from layerparity.run.backends._neuron.artefacts import ArtefactFolder
-from layerparity.run.backends._neuron.compiler_options import (
+from layerparity.backends.export import exported
+from layerparity.backends.graph import graph_digest, unread_weights
+from layerparity.backends.known import neuron
+from layerparity.backends.neuron import stablehlo, xla
+from layerparity.backends.neuron.artefacts import ArtefactFolder
+from layerparity.backends.neuron.compiler_options import (
     AutoCast,
     Compile,
     CompilerOptions,
     ReuseCompiled,
 )
-from layerparity.run.backends._neuron.neff import NeffCompiler
-from layerparity.run.backends._neuron.stage_graph import Graphs, StageGraph
+from layerparity.backends.neuron.neff import NeffCompiler
+from layerparity.backends.neuron.stage_graph import Graphs, StageGraph
+from layerparity.ground.errors import UserError
+from layerparity.mistakes.fault import Surgery
+from layerparity.mistakes.known.bias_frozen_in_graph import FAULT
 
 pytestmark = pytest.mark.skipif(
     neuron.affinity().score == 0, reason=f"neuron: {neuron.affinity().reason}"
@@ -330,8 +330,8 @@ from test_compiled import Step, counted, decoded
 from layerparity.ground.errors import UserError
 from layerparity.mistakes.fault import Surgery
 from layerparity.mistakes.known.bias_frozen_in_graph import FAULT
-from layerparity.run.backends import neuron
-from layerparity.run.backends._neuron.compiler_options import Compile
+from layerparity.backends.known import neuron
+from layerparity.backends.neuron.compiler_options import Compile
 from transformers import AutoModelForCausalLM
 
 settings = neuron.Settings(compile=Compile.trace, artefacts=sys.argv[1])

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from layerparity.ground.errors import UserError
-from layerparity.run.backends._neuron.compiler_options import (
+from layerparity.backends.neuron.compiler_options import (
     AutoCast,
     Compilation,
     Compile,
     CompilerOptions,
     ReuseCompiled,
 )
+from layerparity.ground.errors import UserError
 
 NOTHING = Compilation(Compile.lazy, False, CompilerOptions(), None, ReuseCompiled.auto)
 

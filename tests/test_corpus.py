@@ -17,8 +17,8 @@ from test_port_hf import padded_batch
 from layerparity.anatomy.site import Place
 from layerparity.mistakes.fault import Fault
 from layerparity.mistakes.mutations import arithmetic, cores, outputs, routing, shifts, stored
-from layerparity.run.ports.fault import PlantedPort
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.fault import PlantedPort
+from layerparity.ports.known.hf import HfPort
 from layerparity.selftest.corpus import DTYPES, SHAPES, Corpus
 from layerparity.settings.config import DType
 

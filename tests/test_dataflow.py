@@ -18,10 +18,10 @@ from layerparity.anatomy.family import Family, family_of
 from layerparity.ground import registry
 from layerparity.model.architecture import read_config
 from layerparity.model.skeleton import Skeleton
+from layerparity.ports.observed import proof
+from layerparity.ports.observed.dataflow import measure
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
-from layerparity.run import proof
-from layerparity.run.dataflow import measure
 from layerparity.selftest.models import make_model
 
 Cli = Callable[..., Ended]

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from layerparity.backends.known import neuron
+from layerparity.backends.neuron import distributed
 from layerparity.ground.errors import UserError
 from layerparity.machine import neuron_packages
-from layerparity.run.backends import neuron
-from layerparity.run.backends._neuron import distributed
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -198,7 +198,7 @@ def test_a_state_that_somebody_else_made_is_kept(neuronx: Any, two_ranks: None) 
 def test_torchrun_on_xla_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    from layerparity.run.backends._neuron.xla import XlaRuntime
+    from layerparity.backends.neuron.xla import XlaRuntime
 
     alone = XlaRuntime(False, 1, False).why_alone
     said = r"WORLD_SIZE=2, but .*collectives do nothing.*without torchrun, with tp_degree=2"

@@ -208,8 +208,8 @@ def test_what_a_script_imports_is_there(script: Path) -> None:
 
 
 GOOD = """
-`src/layerparity/jobs/NAME.py` `judge/conclude.py` `run/backends/_NAME/` `run/backends/` `tensors/`
-`machine.probe.ask` `run.ports.base.Port` `layerparity.porting` `layerparity.inputs_from`
+`src/layerparity/jobs/NAME.py` `judge/conclude.py` `backends/NAME/` `backends/known/` `tensors/`
+`machine.probe.ask` `ports.base.Port` `layerparity.porting` `layerparity.inputs_from`
 `manifest.json` `Makefile` `tracking.folder` `backend=gpu` `torch.float32` `summary/read MB`
 `Verdict` `PairSums` `METRICS` `NAME` `judge(evidence)` `run(config) -> Exit` `python docs/curve.py`
 """
@@ -221,7 +221,7 @@ WRONG = (
     "tolerances/",
     "_nested.py",
     "machine.probe.asks",
-    "backends.base.Backend",
+    "run.backends.base.Backend",
     "layerparity.porting.Ports",
     "layerparity.model.prints.prints_of",
     "manifesto.json",

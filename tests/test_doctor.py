@@ -22,6 +22,7 @@ import torch
 from conftest import ROOT, Ended
 from safetensors.torch import load_file, save_file
 
+from layerparity.backends.known.neuron import Compile
 from layerparity.doctor import base, checkpoint, disk, gpus, machine, packages
 from layerparity.doctor.base import Check, Result, State
 from layerparity.ground import registry
@@ -30,7 +31,6 @@ from layerparity.machine import memory as _control_groups
 from layerparity.machine import memory as _host_memory
 from layerparity.machine import neuron as examined
 from layerparity.machine import neuron_flavour, nvidia, probe
-from layerparity.run.backends.neuron import Compile
 from layerparity.settings.config import ModelSettings
 from layerparity.settings.tracking import TrackingConfig
 
@@ -62,7 +62,7 @@ def settings(**changes: Any) -> Any:
         "backend": SimpleNamespace(name="gpu", compile=False),
         "device_map": SimpleNamespace(strategy="auto"),
         "model": model,
-        "port": {"_target_": "layerparity.run.ports.hf.HfPort"},
+        "port": {"_target_": "layerparity.ports.known.hf.HfPort"},
         "tp_degree": 1,
         "tracking": TrackingConfig(folder="mlruns"),
         "threads": None,

@@ -19,13 +19,15 @@ from conftest import ROOT, Ended
 from layerparity.anatomy.site import Site
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
-from layerparity.run import goldens, open_backend, open_port, terminal
-from layerparity.run.inputs.base import Request
-from layerparity.run.prepare import with_kind
+from layerparity.making import terminal
+from layerparity.making.prepare import with_kind
+from layerparity.making.request import goldens
+from layerparity.making.request.inputs import Request
+from layerparity.ports.opening import open_backend, open_port
 from layerparity.settings.config import Config, PromptSettings, RunKind
 
 # Several commands in one process, each as a user would type it.
-HF = {"_target_": "layerparity.run.ports.hf.HfPort"}
+HF = {"_target_": "layerparity.ports.known.hf.HfPort"}
 PROBE = """
 import contextlib, io, json, sys
 sys.path.insert(0, {src!r})
@@ -106,7 +108,7 @@ def test_an_unknown_run_is_refused_before_torch(tmp_path: Path) -> None:
 def test_a_golden_that_would_not_be_used_is_not_looked_for() -> None:
     def asked(inputs: str, kind: RunKind, stage: str = "embed_tokens") -> str | None:
         config = Config(golden="nowhere", kind=kind)
-        config.inputs = registry.load("run.inputs", inputs).Settings()
+        config.inputs = registry.load("making.inputs", inputs).Settings()
         return goldens.asked_for(config, (stage,))
 
     assert asked("auto", RunKind.candidate) == "nowhere"
@@ -127,7 +129,7 @@ def test_what_is_refused_early_is_what_is_looked_for_later(
     kind: RunKind, stage: str, asked: PromptSettings
 ) -> None:
     config = Config(golden="nowhere", kind=kind, prompt=asked)
-    config.inputs = registry.load("run.inputs", "auto").Settings()
+    config.inputs = registry.load("making.inputs", "auto").Settings()
     looked_for: list[str | None] = []
     request = Request(
         config=config,
@@ -139,14 +141,14 @@ def test_what_is_refused_early_is_what_is_looked_for_later(
         golden=lambda name: looked_for.append(name) or (),
     )
     with pytest.raises(UserError):
-        registry.load("run.inputs", "auto").prepare(config.inputs, request)
+        registry.load("making.inputs", "auto").prepare(config.inputs, request)
     early = goldens.asked_for(config, (stage,))
     assert looked_for == ([] if early is None else [early])
 
 
 def test_a_port_of_the_users_own_is_not_imported_early() -> None:
     config = Config()
-    config.backend = registry.load("run.backends", "gpu").Settings()
+    config.backend = registry.load("backends.known", "gpu").Settings()
     config.port = {"_target_": "no_such_module.Port"}
     open_port.check(config, 6)
     config.port = {**HF, "nme": 1}
@@ -154,10 +156,10 @@ def test_a_port_of_the_users_own_is_not_imported_early() -> None:
         open_port.check(config, 6)
 
 
-@pytest.mark.parametrize("name", registry.names("run.backends"))
+@pytest.mark.parametrize("name", registry.names("backends.known"))
 def test_a_backend_file_tells_the_kind_it_makes(name: str) -> None:
     config = Config()
-    config.backend = registry.load("run.backends", name).Settings()
+    config.backend = registry.load("backends.known", name).Settings()
     config.port = HF
     made = open_backend.abilities(config).kind
     assert made is (RunKind.golden if name == "gpu" else RunKind.candidate)
@@ -169,7 +171,7 @@ def test_what_takes_seconds_is_named_before(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = Config()
-    config.backend = registry.load("run.backends", "neuron").Settings()
+    config.backend = registry.load("backends.known", "neuron").Settings()
     config.port = HF
     there = dict.fromkeys(("mlflow", "torch"))
     monkeypatch.setattr(terminal, "sys", SimpleNamespace(modules=there))

@@ -21,12 +21,12 @@ from layerparity.anatomy.family import HIDDEN, Family, family_of
 from layerparity.anatomy.site import Kind, Place, Site
 from layerparity.ground.errors import UserError
 from layerparity.judge.guilty import Judged, guilty_places
+from layerparity.making.dump_layout import spec_of
+from layerparity.ports.observed import proof
 from layerparity.record.guilt import Guilt
 from layerparity.record.manifest import SitePatterns
 from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
 from layerparity.record.weights import Fate, WeightFinding
-from layerparity.run import proof
-from layerparity.run.dump_layout import spec_of
 from layerparity.selftest.models import make_model
 
 Cli = Callable[..., Ended]
@@ -272,7 +272,7 @@ def test_a_bisection_names_a_table_of_positions_whose_weights_are_wrong(
 ) -> None:
     """A port of one's own that loses them: no site need show it, and one does."""
     (tmp_path / "lost.py").write_text(
-        "from layerparity.run.ports.hf import HfPort\n\n\n"
+        "from layerparity.ports.known.hf import HfPort\n\n\n"
         "class Port(HfPort):\n"
         "    def fill(self, stage):\n"
         "        filled = super().fill(stage)\n"

@@ -17,19 +17,19 @@ from test_port_hf import EVERYTHING, HostBackend, padded_batch, port_of, run_all
 
 from layerparity.anatomy.family import family_of
 from layerparity.anatomy.shards import Heads, spans
+from layerparity.backends.known.gpu import Settings
 from layerparity.cli import search_path
 from layerparity.ground.errors import UserError
 from layerparity.ground.resources import shipped
 from layerparity.judge.conclude import conclude
+from layerparity.making.steps import composed
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.ports.base import Assets
+from layerparity.ports.known.hf import HfPort
+from layerparity.ports.observed.by_rank import Ranks
+from layerparity.ports.opening import open_port
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome
-from layerparity.run import open_port
-from layerparity.run.backends.gpu import Settings
-from layerparity.run.ports._by_rank import Ranks
-from layerparity.run.ports.base import Assets
-from layerparity.run.ports.hf import HfPort
-from layerparity.run.steps import composed
 from layerparity.selftest.models import make_tokens, small_config
 from layerparity.selftest.trials import make_in
 from layerparity.settings.config import Config, DType, RunKind, register
@@ -39,7 +39,7 @@ from layerparity.tracking.store import open_store
 Made = Callable[[str], Path]
 FAMILIES = ("minimax_m2", "llama", "qwen3_moe")
 TYPES = (DType.float32, DType.bfloat16)
-HF = {"_target_": "layerparity.run.ports.hf.HfPort", "replay": False}
+HF = {"_target_": "layerparity.ports.known.hf.HfPort", "replay": False}
 # In float32, how far sums over ranks may be from the sum that nobody splits.
 NEAR = 2e-6
 
@@ -220,7 +220,7 @@ def test_experts_are_shared_by_width_and_by_number(made: Made, tp: int, ep: int 
 
 
 def test_a_bias_is_added_once_after_all_ranks(made: Made) -> None:
-    from layerparity.run.ports._shard import by_columns
+    from layerparity.ports.observed.shard import by_columns
 
     module = torch.nn.Linear(8, 4).requires_grad_(False)
     given = torch.randn(3, 8)
@@ -228,7 +228,7 @@ def test_a_bias_is_added_once_after_all_ranks(made: Made) -> None:
 
 
 def test_sinks_and_masks_of_heads_go_with_their_heads() -> None:
-    from layerparity.run.ports._shard import attention_by_rank
+    from layerparity.ports.observed.shard import attention_by_rank
 
     owner = torch.nn.Module()
     owner.sinks = torch.nn.Parameter(torch.arange(4.0))
@@ -353,7 +353,7 @@ def test_what_is_right_by_ranks_is_a_clean_way(runs: Callable[..., Any]) -> None
 
 def test_a_port_without_ranks_is_the_port_it_was() -> None:
     """Runs of former versions keep their fingerprint, and ports of one's own their keys."""
-    for target in ("layerparity.run.ports.hf.HfPort", "their.Port"):
+    for target in ("layerparity.ports.known.hf.HfPort", "their.Port"):
         plain = {"_target_": target, "emulate_tp": None, "emulate_ep": None}
         assert open_port.keys_of(plain) == {"_target_": target}
     assert open_port.identity(HF) == HF

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from layerparity.ground.errors import Exit, UserError
-from layerparity.run import endings
-from layerparity.run.endings import JobEnding
+from layerparity.making import endings
+from layerparity.making.endings import JobEnding
 
 
 @pytest.fixture(autouse=True)

@@ -14,14 +14,14 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
+from layerparity.making import evaluate
+from layerparity.making.beside import Beside
+from layerparity.making.evaluate import SCORES, Evaluator
 from layerparity.numbers.clean import FLOOR, OTHERS, PLAIN, Way, reference
+from layerparity.ports.base import Call, Observed
+from layerparity.ports.known.hf import HfPort
+from layerparity.ports.observed.canonical import CHOICES
 from layerparity.record.folder import RunFolder
-from layerparity.run.ports import _evaluate
-from layerparity.run.ports._beside import Beside
-from layerparity.run.ports._canonical import CHOICES
-from layerparity.run.ports._evaluate import SCORES, Evaluator
-from layerparity.run.ports.base import Call, Observed
-from layerparity.run.ports.hf import HfPort
 from layerparity.settings.config import DType
 
 Made = Callable[[str], Path]
@@ -141,7 +141,7 @@ def test_masks_of_a_long_prompt_are_kept_while_a_stage_is_evaluated(
 
     usual = output()
     assert own._arguments
-    monkeypatch.setattr(_evaluate, "BLOCK", call.tokens - 1)
+    monkeypatch.setattr(evaluate, "BLOCK", call.tokens - 1)
     assert torch.equal(output(), usual)
     assert not own._arguments and not own._sent
 

@@ -21,10 +21,10 @@ from runs import make_run, sites
 from stores import fresh_store
 
 from layerparity.ground.errors import UserError
+from layerparity.making.reuse import reusable
 from layerparity.record.exported import FILE, is_export, unpack, write_export
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.stored_run import MANIFEST_TAG
-from layerparity.run.reuse import reusable
 from layerparity.tracking import imports
 from layerparity.tracking.imports import import_runs
 from layerparity.tracking.store import Store

@@ -22,18 +22,18 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkR
 from layerparity.anatomy.family import WEIGHED, Family, family_of
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
+from layerparity.making.request.scope import num_layers_of
 from layerparity.model.architecture import read_config, usual_attention, usual_names
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.layer_classes import classes_of
 from layerparity.model.skeleton import Skeleton
 from layerparity.model.twin import twins
+from layerparity.ports.base import Assets, Call
+from layerparity.ports.known import hf
+from layerparity.ports.known.fault import FaultPort
+from layerparity.ports.observed import proof
 from layerparity.record.manifest import SitePatterns
 from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
-from layerparity.run import proof
-from layerparity.run.ports import hf
-from layerparity.run.ports.base import Assets, Call
-from layerparity.run.ports.fault import FaultPort
-from layerparity.run.scope import num_layers_of
 from layerparity.selftest.models import make_model
 from layerparity.settings.config import Config
 

@@ -17,7 +17,8 @@ from families_runs import NO, NONE, WAYS, YES, FamilyRuns, Line
 from sharding_runs import prepared
 
 from layerparity.anatomy.family import Family
-from layerparity.run import prepare, proof
+from layerparity.making import prepare
+from layerparity.ports.observed import proof
 from layerparity.selftest import models
 
 PAGE = ROOT / "docs" / "families.md"

@@ -21,9 +21,9 @@ from layerparity.mistakes.mutations.draw import KINDS, Mutation, mutations
 from layerparity.mistakes.mutations.modules import precision
 from layerparity.mistakes.mutations.shifts import masks
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.run.ports.base import Assets, Call, Observed
-from layerparity.run.ports.fault import FaultPort
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.base import Assets, Call, Observed
+from layerparity.ports.known.fault import FaultPort
+from layerparity.ports.known.hf import HfPort
 from layerparity.selftest.models import BLOCK as FP8_BLOCK
 from layerparity.selftest.models import make_fp8
 from layerparity.settings.config import Config, DType, RunKind

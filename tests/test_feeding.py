@@ -15,8 +15,8 @@ from conftest import Ended
 from safetensors.torch import load_file, save_file
 
 from layerparity.ground.resources import shipped
+from layerparity.making.request.goldens import SameWeights
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.run.goldens import SameWeights
 from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
@@ -53,7 +53,9 @@ def test_the_run_says_which_golden_fed_it(run: Cli, store: Path) -> None:
 
 def test_a_golden_of_a_larger_machine_is_refused(run: Cli, monkeypatch) -> None:
     """What it fed would take more memory than is free here: said before a weight is read."""
-    monkeypatch.setattr("layerparity.run.needs._free", lambda config: (20_000, "this machine has"))
+    monkeypatch.setattr(
+        "layerparity.making.needs._free", lambda config: (20_000, "this machine has")
+    )
     ended = run(*JUDGED, "scope=single", "layer=2")
     assert ended.exit == 2
     assert "1 x 29 tokens need" in ended.err and "make a golden with seq_len=" in ended.err
@@ -193,7 +195,7 @@ def test_the_neuron_backend_refuses_a_device_map(cli: Cli) -> None:
 
 
 def test_xla_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    from layerparity.run.backends._neuron import xla
+    from layerparity.backends.neuron import xla
 
     monkeypatch.setattr(xla, "_is_running", lambda: True)
     monkeypatch.setattr(xla, "_started", {})
@@ -223,7 +225,7 @@ def test_what_an_experiment_sets_is_not_held_against_it(run: Cli, tmp_path: Path
 
 LISTING_PORT = """
 from pathlib import Path
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 
 class Port(HfPort):

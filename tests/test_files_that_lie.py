@@ -25,6 +25,8 @@ from layerparity.ground.resources import shipped
 from layerparity.judge.again import stored_verdict
 from layerparity.judge.conclude import conclude
 from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.making.inputs import _chat, prompt, tokens
+from layerparity.making.request.inputs import check_length
 from layerparity.model.architecture import build, read_config
 from layerparity.model.buffers import fill_buffers
 from layerparity.model.checkpoint import Checkpoint
@@ -35,8 +37,6 @@ from layerparity.record.name_map import read_map
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.stored_run import from_folder
 from layerparity.record.verdict import Outcome, Verdict
-from layerparity.run.inputs import _chat, prompt, tokens
-from layerparity.run.inputs.base import check_length
 from layerparity.settings.config import PromptSettings
 
 TINY = shipped("checkpoints") / "tiny_minimax_m2"

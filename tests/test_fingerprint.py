@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from layerparity.ground.resources import commit_of
+from layerparity.making import fingerprint
+from layerparity.making.fingerprint import fingerprint_of
 from layerparity.record.manifest import SitePatterns
-from layerparity.run import fingerprint
-from layerparity.run.fingerprint import fingerprint_of
 from layerparity.settings.config import (
     Config,
     DType,
@@ -24,7 +24,7 @@ from layerparity.settings.config import (
     RunKind,
 )
 
-HF = {"_target_": "layerparity.run.ports.hf.HfPort", "replay": False}
+HF = {"_target_": "layerparity.ports.known.hf.HfPort", "replay": False}
 GOLDEN = Config(
     model=ModelSettings("m"), port=HF, kind=RunKind.golden, feed=FeedMode.isolated, threads=2
 )

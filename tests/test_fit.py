@@ -19,6 +19,7 @@ from layerparity.machine.max_memory import (
     reads_ahead,
     room_for_weights,
 )
+from layerparity.making.needs import ForwardPass, cache_bytes, stage_activations
 from layerparity.model.architecture import read_config
 from layerparity.model.skeleton import Skeleton
 from layerparity.plan.devices import MACHINES, Devices, parse_devices
@@ -35,7 +36,6 @@ from layerparity.plan.weights import (
     bytes_of,
     ranges,
 )
-from layerparity.run.needs import ForwardPass, cache_bytes, stage_activations
 from layerparity.selftest.models import small_config
 
 GB, GIB = 10**9, 2**30

@@ -12,9 +12,9 @@ import torch
 from conftest import Ended
 
 from layerparity.anatomy.site import Site
+from layerparity.making.execute import Execution
 from layerparity.record.reason import ReasonKind
 from layerparity.record.verdict import Outcome, Verdict
-from layerparity.run.execute import Execution
 
 Cli = Callable[..., Ended]
 INPUTS = ("inputs=random", "seq_len=16")

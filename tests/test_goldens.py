@@ -13,10 +13,10 @@ import pytest
 from layerparity.anatomy.family import family_of
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import UserError
+from layerparity.making.request.goldens import golden_for, refuse_other_model
+from layerparity.making.request.inputs import Request
 from layerparity.model.checkpoint import config_digest
 from layerparity.record.manifest import Manifest, ModelPrint, Record
-from layerparity.run.goldens import golden_for, refuse_other_model
-from layerparity.run.inputs.base import Request
 from layerparity.settings.config import Config, DType, FeedMode, ModelSettings
 
 MODEL = {"model_type": "minimax_m2", "num_hidden_layers": 4, "rope_theta": 5_000_000}

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from layerparity.backends import switches
+from layerparity.backends.known import gpu
 from layerparity.ground.errors import UserError
 from layerparity.machine import nvidia
-from layerparity.run.backends import _switches, gpu
 from layerparity.settings.config import (
     Config,
     DeviceMapSettings,
@@ -262,7 +263,7 @@ def test_a_released_stage_can_be_put_again_with_other_weights(opened, tmp_path, 
 
 
 def test_a_stage_that_failed_half_way_starts_with_an_empty_folder(tmp_path):
-    from layerparity.run.backends._gpu.offload import OffloadFolder
+    from layerparity.backends.gpu.offload import OffloadFolder
 
     folder = OffloadFolder(str(tmp_path))
     folder.open(0)
@@ -279,7 +280,7 @@ def test_released_stages_give_the_same_bits(family, expected, opened, monkeypatc
 
 
 def test_cpu_offload_gives_the_same_bits(family, expected):
-    from layerparity.run.backends._gpu import offload
+    from layerparity.backends.gpu import offload
 
     model = filled(family)
     ids, arguments = inputs(model)
@@ -331,8 +332,8 @@ def no_gpu(monkeypatch):
 
 
 def pretend(monkeypatch, free):
+    from layerparity.backends.gpu import backend
     from layerparity.machine import gpus
-    from layerparity.run.backends._gpu import backend
 
     found = [gpus.Gpu(n, "NVIDIA H200", 141 * GB) for n in range(len(free))]
     monkeypatch.setattr(gpus, "gpus", lambda: found)
@@ -482,12 +483,12 @@ def test_a_golden_in_fewer_digits_than_float32_is_refused(monkeypatch, variable)
 
 def test_what_a_variable_does_to_a_gpu_is_asked_where_one_computes(monkeypatch):
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
-    assert _switches.described(on_cuda=True)["NVIDIA_TF32_OVERRIDE"] == "1"
+    assert switches.described(on_cuda=True)["NVIDIA_TF32_OVERRIDE"] == "1"
     with pytest.raises(UserError, match="env -u NVIDIA_TF32_OVERRIDE"):
-        _switches.refuse_fewer_digits(on_cuda=True)
-    _switches.refuse_fewer_digits(on_cuda=False)
+        switches.refuse_fewer_digits(on_cuda=True)
+    switches.refuse_fewer_digits(on_cuda=False)
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    _switches.refuse_fewer_digits(on_cuda=True)
+    switches.refuse_fewer_digits(on_cuda=True)
 
 
 def test_facts_and_memory_are_told(opened):
@@ -695,7 +696,7 @@ def python(code, *arguments):
 def test_affinity_and_settings_import_no_torch_and_building_no_torch_xla():
     python("""
 import sys
-from layerparity.run.backends import gpu
+from layerparity.backends.known import gpu
 gpu.affinity()
 assert "torch" not in sys.modules, "affinity imported torch"
 gpu.Settings()

@@ -157,7 +157,7 @@ def test_code_that_a_candidate_folder_names_is_not_started(
 ) -> None:
     """job=routing runs a candidate again, by the keys of its folder."""
     Path("evil.py").write_text(EVIL)
-    spoil(golden, port={"_target_": "layerparity.run.ports.nxdi.NxdiPort", **port})
+    spoil(golden, port={"_target_": "layerparity.ports.known.nxdi.NxdiPort", **port})
     ended = cli("job=routing", f"golden={golden}", f"candidate={golden}")
     assert (ended.exit, Path("ran").exists()) == (2, False), ended.out + ended.err
     assert "=evil.Port to this command, if it is yours" in ended.err
@@ -171,7 +171,7 @@ def test_a_model_that_a_golden_folder_names_is_not_imported(
     """port=nxdi is ours, and what it imports is not."""
     Path("evil.py").write_text(EVIL)
     named = {"model": "evil.Port", "path": [str(Path.cwd())]}
-    target = {"_target_": "layerparity.run.ports.nxdi.NxdiPort"}
+    target = {"_target_": "layerparity.ports.known.nxdi.NxdiPort"}
     spoil(golden, port={**target, key: named[key]})
     ended = cli("job=bisect", *CPU, f"golden={golden}", *FAULT)
     assert (ended.exit, Path("ran").exists()) == (2, False), ended.out + ended.err

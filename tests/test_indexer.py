@@ -18,15 +18,15 @@ from layerparity.judge.references import SiteReference
 from layerparity.judge.ties import flips
 from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.floor import Floor
+from layerparity.ports.base import Call, Observed
+from layerparity.ports.observed.canonical import chosen_tokens
 from layerparity.record.references import ISOLATED
-from layerparity.run.ports._canonical import chosen_tokens
-from layerparity.run.ports.base import Call, Observed
 
 CHOICES = "layers.0.self_attn.indexer:choices"
 PORTS = """
 import torch
 from layerparity.numbers.arithmetic import Mode
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 
 class OwnTopK(Mode):

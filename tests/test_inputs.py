@@ -14,13 +14,13 @@ import torch
 from safetensors.numpy import save_file
 
 from layerparity.anatomy.site import Site
+from layerparity.backends.known import gpu
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
 from layerparity.ground.resources import shipped
-from layerparity.run.backends import gpu
-from layerparity.run.inputs import auto, prompt, random, tokens
-from layerparity.run.inputs.base import Request, batch, positions
-from layerparity.run.needs import refuse_beyond_memory
+from layerparity.making.inputs import auto, prompt, random, tokens
+from layerparity.making.needs import refuse_beyond_memory
+from layerparity.making.request.inputs import Request, batch, positions
 from layerparity.settings.config import Config, DeviceMapSettings, GenerateSettings, PromptSettings
 
 TINY = shipped("checkpoints") / "tiny_minimax_m2"
@@ -29,7 +29,7 @@ MODEL = json.loads((TINY / "config.json").read_text())
 
 def request(stages: tuple[str, ...] = ("embed_tokens",), **keys) -> Request:
     return Request(
-        config=Config(**{"port": {"_target_": "layerparity.run.ports.hf.HfPort"}, **keys}),
+        config=Config(**{"port": {"_target_": "layerparity.ports.known.hf.HfPort"}, **keys}),
         model_folder=TINY,
         model=MODEL,
         stages=stages,

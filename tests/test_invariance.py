@@ -21,12 +21,8 @@ from layerparity.ground.errors import Exit
 from layerparity.jobs import invariance
 from layerparity.judge.invariance import SelfComparison, SelfJudge, SiteDifference, difference
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
-from layerparity.record.reason import Reason, ReasonKind
-from layerparity.record.source import RunSource
-from layerparity.record.verdict import Outcome, Row
-from layerparity.report.invariance import FLOOR, InvarianceLine, InvarianceReport, gravest_first
-from layerparity.run import steps
-from layerparity.run.arrangement import (
+from layerparity.making import steps
+from layerparity.making.arrangement import (
     LAST,
     LEFT,
     RIGHT,
@@ -36,7 +32,11 @@ from layerparity.run.arrangement import (
     in_chunks,
     padded,
 )
-from layerparity.run.inputs.base import pad_of
+from layerparity.making.request.inputs import pad_of
+from layerparity.record.reason import Reason, ReasonKind
+from layerparity.record.source import RunSource
+from layerparity.record.verdict import Outcome, Row
+from layerparity.report.invariance import FLOOR, InvarianceLine, InvarianceReport, gravest_first
 from layerparity.settings.config import Config
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
@@ -54,7 +54,7 @@ from dataclasses import replace
 
 import torch
 
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 
 class PaddingAttended(HfPort):
@@ -113,7 +113,7 @@ ROUNDING = '''
 
 import torch
 
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 
 class Port(HfPort):
@@ -411,7 +411,7 @@ def test_an_axis_that_a_backend_cannot_do_is_left_out_with_the_reason(
     """And refused where it is asked for by name."""
     Path("cacheless_port.py").write_text(
         "from layerparity.porting import UserError\n"
-        "from layerparity.run.ports.hf import HfPort\n"
+        "from layerparity.ports.known.hf import HfPort\n"
         "class Port(HfPort):\n"
         "    def new_cache(self, batch, max_tokens):\n"
         "        raise UserError('no cache here')\n"

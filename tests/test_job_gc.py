@@ -11,8 +11,8 @@ import pytest
 
 from layerparity.ground.errors import UserError
 from layerparity.jobs import gc
+from layerparity.making import steps
 from layerparity.record.stored_run import FINISHED, StoredRun
-from layerparity.run import steps
 from layerparity.settings.config import Config
 from layerparity.tracking.keeping import RunFate
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from layerparity.anatomy.sizes import sizes_of
+from layerparity.backends.base import Abilities
 from layerparity.ground.errors import UserError
-from layerparity.run import needs, open_backend
-from layerparity.run.backends.base import Abilities
-from layerparity.run.inputs.base import Request
-from layerparity.run.needs import ForwardPass, cache_bytes, stage_activations
+from layerparity.making import needs
+from layerparity.making.needs import ForwardPass, cache_bytes, stage_activations
+from layerparity.making.request.inputs import Request
+from layerparity.ports.opening import open_backend
 from layerparity.settings.config import Config, DType, GenerateSettings, ReferenceSettings, RunKind
 
 MODEL = {

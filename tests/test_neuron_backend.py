@@ -18,11 +18,11 @@ from neuron_blocks import Watched, block, command, given, llama, minimax, qwen3_
 
 from layerparity.anatomy import split_plan
 from layerparity.anatomy.sizes import sizes_of
+from layerparity.backends.known import neuron
+from layerparity.backends.neuron.compiler_options import Compile
 from layerparity.ground.errors import UserError
 from layerparity.machine import neuron as machines
 from layerparity.machine.neuron import RuntimeChoice
-from layerparity.run.backends import neuron
-from layerparity.run.backends._neuron.compiler_options import Compile
 
 TESTS = Path(__file__).parent
 pytestmark = pytest.mark.skipif(
@@ -404,7 +404,7 @@ def test_what_would_be_ignored_is_refused(key: str) -> None:
 
 
 def test_a_users_own_flag_wins() -> None:
-    from layerparity.run.backends._neuron.compiler_options import cpu_flags, with_flags
+    from layerparity.backends.neuron.compiler_options import cpu_flags, with_flags
 
     flags = with_flags("--xla_allow_excess_precision=true --mine", cpu_flags(False)).split()
     assert "--xla_allow_excess_precision=true" in flags
@@ -418,7 +418,7 @@ SPMD = """
 import json, sys
 import torch
 from neuron_blocks import block, command, given, llama, minimax, qwen3_moe, rel_l2
-from layerparity.run.backends import neuron
+from layerparity.backends.known import neuron
 from layerparity.ground.errors import UserError
 
 degree, groups = map(int, sys.argv[1:])
@@ -517,7 +517,7 @@ def test_spmd_tensor_parallel_agrees_with_the_unsharded_block(degree: int, group
 
 def test_affinity_is_cheap() -> None:
     code = (
-        "import sys; from layerparity.run.backends import neuron; neuron.affinity();"
+        "import sys; from layerparity.backends.known import neuron; neuron.affinity();"
         "print([m for m in ('torch', 'torch_xla', 'transformers') if m in sys.modules])"
     )
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from neuron_blocks import command
 
+from layerparity.backends.known import neuron
 from layerparity.ground.errors import UserError
 from layerparity.machine import neuron as machines
 from layerparity.machine import neuron_flavour, neuron_packages
 from layerparity.machine.neuron import RuntimeChoice, detect, runtime_of
 from layerparity.machine.neuron_flavour import Flavour, installed, misfit
-from layerparity.run.backends import neuron
 
 XLA_SOURCE = "from .xla_impl.trace import trace\n"
 Machine = Callable[..., None]

@@ -57,7 +57,7 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     def look(degree: int = 1, **changes: Any) -> dict[str, Result]:
         usual = {
             "backend": NEURON,
-            "port": {"_target_": "layerparity.run.ports.hf.HfPort"},
+            "port": {"_target_": "layerparity.ports.known.hf.HfPort"},
             "tp_degree": degree,
             "kind": RunKind.auto,
             "device_map": SimpleNamespace(strategy="auto"),
@@ -233,7 +233,7 @@ def test_defaults_since_the_newest_candidate(
 def test_a_run_records_the_compiler_but_no_placeholder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from layerparity.run.fingerprint import versions
+    from layerparity.making.fingerprint import versions
 
     def install(module: str, package: str, version: str, body: str) -> None:
         (tmp_path / module).mkdir()

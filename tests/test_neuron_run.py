@@ -18,12 +18,12 @@ from conftest import ROOT, Ended
 from safetensors.torch import load_file
 
 from layerparity.anatomy.site import Kind
+from layerparity.backends.neuron import stablehlo
+from layerparity.backends.neuron.artefacts import Compiled
 from layerparity.ground.quoting import quoted
 from layerparity.record.folder import RunFolder
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.headline import whole_model
-from layerparity.run.backends._neuron import stablehlo
-from layerparity.run.backends._neuron.artefacts import Compiled
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import Store, open_store
 

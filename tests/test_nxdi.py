@@ -20,11 +20,11 @@ from fp8_small import fp8_copy
 from layerparity.anatomy.family import TAPS
 from layerparity.anatomy.site import DECODE, PREFILL
 from layerparity.ground.errors import UserError
+from layerparity.ports.known.nxdi import NxdiPort
+from layerparity.ports.nxdi.named import refuse_missing
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.answer import answer_of
-from layerparity.run.nxdi.named import refuse_missing
-from layerparity.run.ports.nxdi import NxdiPort
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -393,7 +393,7 @@ def ranks_alive() -> list[str]:
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if b"layerparity.run.ranks.child" in words and int(parent) in (1, os.getpid()):
+        if b"layerparity.ports.ranks.child" in words and int(parent) in (1, os.getpid()):
             found.append(" ".join(word.decode() for word in words))
     return found
 

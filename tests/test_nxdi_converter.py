@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.run.nxdi.application import narrow
-from layerparity.run.nxdi.converter import inverse, trace
-from layerparity.run.nxdi.loading import StageForm, Traces
+from layerparity.ports.nxdi.application import narrow
+from layerparity.ports.nxdi.converter import inverse, trace
+from layerparity.ports.nxdi.loading import StageForm, Traces
 
 State = dict[str, torch.Tensor]
 Convert = Callable[[State], State]

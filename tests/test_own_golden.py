@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from layerparity.ground.errors import UserError
-from layerparity.run import open_backend, own_golden, steps
+from layerparity.making import own_golden, steps
 from layerparity.settings.config import Config
 
 # What a candidate was made with, as its stored configuration says it.
@@ -47,14 +47,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(steps, "make", make)
     monkeypatch.setattr(steps, "own_settings", lambda config: config.job.typed)
     monkeypatch.setattr(own_golden, "settings_of", dict)
-    monkeypatch.setattr(open_backend, "affinity", lambda config: SimpleNamespace(score=1))
+    monkeypatch.setattr(own_golden, "affinity_of", lambda name: SimpleNamespace(score=1))
     return keys
+
+
+GPU: Any = SimpleNamespace(name="gpu")
 
 
 def goldens(*runs: Any, typed: dict[str, Any] | None = None, **changes: Any) -> list[Any]:
     store: Any = SimpleNamespace(find=lambda name, kind: list(runs))
     job = SimpleNamespace(candidate_names=None, typed=typed or {})
-    return list(own_golden.own_golden(Config(job=job, **changes), store)[0])
+    return list(own_golden.own_golden(Config(job=job, backend=GPU, **changes), store)[0])
 
 
 def test_it_shares_what_was_computed_and_nothing_of_how(made: list[dict[str, Any]]) -> None:

@@ -17,10 +17,10 @@ from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.guilty import Judged, first_guilty
+from layerparity.making.own_values import OwnValues
+from layerparity.ports.base import Call, Observed
+from layerparity.ports.known.hf import HfPort
 from layerparity.record.verdict import Outcome, Row, Verdict
-from layerparity.run.own_values import OwnValues
-from layerparity.run.ports.base import Call, Observed
-from layerparity.run.ports.hf import HfPort
 from layerparity.selftest.models import make_model
 from layerparity.settings.config import DType
 from layerparity.settings.tracking import TrackingConfig

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from layerparity.backends.base import Abilities, DeviceShare
+from layerparity.backends.known import gpu
 from layerparity.ground.errors import UserError
 from layerparity.machine import nvidia
-from layerparity.run import endings, open_backend, part_devices
-from layerparity.run.backends import gpu
-from layerparity.run.backends.base import Abilities, DeviceShare
+from layerparity.making import endings, part_devices
+from layerparity.ports.opening import open_backend
 from layerparity.settings.config import Config, DeviceMapSettings
 
 VARIABLE = "SOME_VISIBLE_DEVICES"

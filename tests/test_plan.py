@@ -10,7 +10,7 @@ from layerparity.anatomy.block import SANDWICH, Block, Node
 from layerparity.anatomy.family import Family, family_of
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
-from layerparity.run.scope import scope_of
+from layerparity.making.request.scope import scope_of
 from layerparity.settings.config import Config, GenerateSettings, ScopeKind, ScopeSettings
 
 FAMILY = family_of("minimax_m2")

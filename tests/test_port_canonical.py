@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from layerparity.anatomy.family import CHOICES, HEADS, HIDDEN, ROUTED, WEIGHED, Tap
-from layerparity.run.ports._canonical import (
+from layerparity.ports.base import Call
+from layerparity.ports.observed.canonical import (
     chosen_tokens,
     laid_out,
     newest,
@@ -15,7 +16,6 @@ from layerparity.run.ports._canonical import (
     sort_routing,
     visible,
 )
-from layerparity.run.ports.base import Call
 
 KEY = Tap("self_attn:k_rotated", "self_attn", HEADS, attention="key")
 ROUTER = (Tap(ROUTED, "mlp.gate", CHOICES), Tap(WEIGHED, "mlp.gate"))

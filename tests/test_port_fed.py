@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from layerparity.anatomy.family import CHOICES, HEADS, HIDDEN, Tap
-from layerparity.run.ports._fed import Fed, called_again
+from layerparity.ports.observed.fed import Fed, called_again
 
 OUT = Tap("mlp:out", "mlp", HIDDEN)
 KEY = Tap("self_attn:k_rotated", "self_attn", HEADS, attention="key")

@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from layerparity.anatomy.family import TAPS, family_of
+from layerparity.backends.base import Backend
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.ports.base import Assets, Call
+from layerparity.ports.known import hf
+from layerparity.ports.observed.canonical import laid_out
 from layerparity.record.manifest import SitePatterns
-from layerparity.run.backends.base import Backend
-from layerparity.run.ports import hf
-from layerparity.run.ports._canonical import laid_out
-from layerparity.run.ports.base import Assets, Call
 from layerparity.settings.config import Config, DType
 
 EVERYTHING = SitePatterns("components", ("*",))

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from layerparity.ground.decode import decode, encode
 from layerparity.ground.files import read_tensors
+from layerparity.ports import port_loads
 from layerparity.record.loaded import PortLoads
-from layerparity.run import port_loads
 
 PORT = """
 import importlib, importlib.util, os

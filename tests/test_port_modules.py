@@ -16,8 +16,8 @@ from layerparity.ground.errors import UserError
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.prints import against
 from layerparity.porting import recorded
+from layerparity.ports.nxdi.port_modules import held_through, prints_through, watched
 from layerparity.record.manifest import SitePatterns
-from layerparity.run.port_modules import held_through, prints_through, watched
 
 Tensors = dict[str, torch.Tensor]
 STAGE = "layers.0"

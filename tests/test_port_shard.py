@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from layerparity.run.ports._shard import added, among, by_columns, by_rows, expert_shares
+from layerparity.ports.observed.shard import added, among, by_columns, by_rows, expert_shares
 
 EXPERTS, HIDDEN, INNER = 6, 5, 7
 

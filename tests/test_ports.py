@@ -16,10 +16,10 @@ from layerparity.anatomy.family import family_of
 from layerparity.ground.errors import UserError
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.prints import against
-from layerparity.run import open_port
-from layerparity.run.ports.base import Assets, Call, Observed, Port
-from layerparity.run.ports.fault import Settings
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.base import Assets, Call, Observed, Port
+from layerparity.ports.known.fault import Settings
+from layerparity.ports.known.hf import HfPort
+from layerparity.ports.opening import open_port
 from layerparity.settings.config import Config
 
 CANDIDATE = ("device_map=cpu", "scope=single", "layer=0", "port._target_=my_port.Port")
@@ -189,17 +189,17 @@ def test_a_key_the_port_does_not_take(cli: Callable[..., Ended], own_port) -> No
     ended = cli(*CANDIDATE, "port.eps=1e-6")
     assert (ended.exit, "+port.eps=" in ended.err) == (2, True), ended.err
     with pytest.raises(UserError, match=r"It takes replay, emulate_tp, emulate_ep\."):
-        open_port.build({"_target_": "layerparity.run.ports.hf.HfPort", "tiles": 1}, None)
+        open_port.build({"_target_": "layerparity.ports.known.hf.HfPort", "tiles": 1}, None)
 
 
 def test_labels_say_what_was_chosen() -> None:
-    assert open_port.label({"_target_": "layerparity.run.ports.hf.HfPort"}) == "hf"
+    assert open_port.label({"_target_": "layerparity.ports.known.hf.HfPort"}) == "hf"
     chosen = Settings(name="router_bias_dropped", layers=[0])
     assert open_port.label(chosen) == "fault router_bias_dropped at layers 0"
     chosen = Settings(name="mutation", seed=3, index=2)
     assert open_port.label(chosen) == "fault mutation seed=3 index=2"
     assert open_port.label({"_target_": "a.b.Port", "eps": 1e-6}) == "a.b.Port eps=1e-06"
-    assert open_port.label({"_target_": "layerparity.run.ports.hf.HfPort", "replay": True}) == (
+    assert open_port.label({"_target_": "layerparity.ports.known.hf.HfPort", "replay": True}) == (
         "hf replay=True"
     )
 
@@ -230,7 +230,7 @@ def test_a_port_without_weights_where_there_are_none() -> None:
     """A tied head is stored nowhere: a port need not report it."""
     from types import SimpleNamespace
 
-    from layerparity.run import open_port
+    from layerparity.ports.opening import open_port
 
     held = {"model.layers.0.x": None}
     assets = SimpleNamespace(checkpoint=SimpleNamespace(tensors=held, weights=held))
@@ -240,14 +240,14 @@ def test_a_port_without_weights_where_there_are_none() -> None:
 
 def test_our_own_mistakes_stay_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug in our port is an internal error with its traceback, not the user's mistake."""
-    from layerparity.run.ports import hf
+    from layerparity.ports.known import hf
 
     def broken(*_: object) -> None:
         raise RuntimeError("ours")
 
     monkeypatch.setattr(hf.HfPort, "__init__", broken)
     with pytest.raises(RuntimeError, match="ours"):
-        open_port.build({"_target_": "layerparity.run.ports.hf.HfPort"}, None)
+        open_port.build({"_target_": "layerparity.ports.known.hf.HfPort"}, None)
     with pytest.raises(UserError, match="port has no _target_"):
         open_port.build({}, None)
 

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from conftest import Ended
 
-from layerparity.run import make as make_module
-from layerparity.run import prepare
+from layerparity.making import make as make_module
+from layerparity.making import prepare
 from layerparity.settings.config import Config, FeedMode, RunKind
 
 ONCE = ("open_checkpoint", "family_of", "num_layers_of", "scope_of")

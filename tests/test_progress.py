@@ -21,11 +21,11 @@ from fp8_small import fp8_copy
 from layerparity.cli import output
 from layerparity.ground import console, log, progress
 from layerparity.ground.progress import Progress
+from layerparity.making.evaluate import Evaluator
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.reading import Files
+from layerparity.ports.known.hf import HfPort
 from layerparity.record.exported import FILE as EXPORT
-from layerparity.run.ports._evaluate import Evaluator
-from layerparity.run.ports.hf import HfPort
 
 Capsys = pytest.CaptureFixture[str]
 

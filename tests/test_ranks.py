@@ -15,10 +15,10 @@ from conftest import ROOT
 
 from layerparity.ground.errors import UserError
 from layerparity.numbers.rank_parts import merge
+from layerparity.ports.ranks import group as group_of_ranks
+from layerparity.ports.ranks.answers import observed_of
+from layerparity.ports.ranks.group import RankGroup
 from layerparity.record.manifest import SitePatterns
-from layerparity.run.ranks import group as group_of_ranks
-from layerparity.run.ranks.answers import observed_of
-from layerparity.run.ranks.group import RankGroup
 
 
 @contextmanager

@@ -16,6 +16,9 @@ from test_calibrated import folder_of
 from test_resume import save_random
 
 from layerparity.anatomy.site import Site
+from layerparity.making import reference
+from layerparity.making.evaluate import Evaluator
+from layerparity.making.reference import ReferenceRecorder
 from layerparity.numbers.clean_slopes import SlopeSample
 from layerparity.record.folder import RunFolder
 from layerparity.record.references import (
@@ -24,9 +27,6 @@ from layerparity.record.references import (
     ReferenceEntry,
     StoredReferences,
 )
-from layerparity.run import reference
-from layerparity.run.ports._evaluate import Evaluator
-from layerparity.run.reference import ReferenceRecorder
 
 Cli = Callable[..., Ended]
 Made = Callable[[str], Path]

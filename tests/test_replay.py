@@ -15,11 +15,11 @@ from test_port_hf import padded_batch, port_of, run_all
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.numbers.arithmetic import Replay
+from layerparity.ports.base import Call
+from layerparity.ports.known.hf import HfPort
 from layerparity.record.folder import RunFolder
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.reasons import reason as why
-from layerparity.run.ports.base import Call
-from layerparity.run.ports.hf import HfPort
 from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store

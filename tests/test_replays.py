@@ -26,6 +26,7 @@ from layerparity.judge.conclude import conclude
 from layerparity.judge.replays import HeldSite, ReplayJudge
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.judge.tolerances.fixed import FixedTolerance
+from layerparity.making.replay import ReplayPort, replays
 from layerparity.mistakes.catalogue import known_fault, suspected
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.hypotheses import hypotheses
@@ -34,11 +35,10 @@ from layerparity.mistakes.replayed import Replayed, Trial
 from layerparity.model.architecture import read_config
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
+from layerparity.ports.known.fault import _equal
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Verdict
-from layerparity.run.ports.fault import _equal
-from layerparity.run.replay import ReplayPort, replays
 from layerparity.selftest.corpus import Case, Corpus, Shape
 from layerparity.selftest.corpus_runs import CorpusRunner
 from layerparity.settings import config
@@ -325,7 +325,7 @@ def test_other_weights_are_not_the_golden_s(
 def test_a_block_too_large_for_this_machine_is_left_alone(
     runner: CorpusRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("layerparity.run.replay.free_host_memory", lambda: 1000)
+    monkeypatch.setattr("layerparity.making.replay.free_host_memory", lambda: 1000)
     assert trials(golden_of(runner, "gpt_oss"), lambda fault: True) == []
 
 

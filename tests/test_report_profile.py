@@ -24,14 +24,14 @@ from layerparity.judge.conclude import conclude
 from layerparity.judge.dumps import open_dump
 from layerparity.judge.sides import RunSet, add_up
 from layerparity.judge.tolerances.fixed import Settings as FixedTolerance
+from layerparity.making.terminal import profile_line
+from layerparity.making.write import profile_metrics
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.record.folder import PROFILE, RunFolder, stage_file
 from layerparity.record.stored_run import from_folder
 from layerparity.record.verdict import Verdict
 from layerparity.report.cautions import warning_lines
 from layerparity.report.time import seconds_text, time_by_stage
-from layerparity.run.terminal import profile_line
-from layerparity.run.write import profile_metrics
 
 SVG = "{http://www.w3.org/2000/svg}"
 GB = 10**9

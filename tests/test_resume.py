@@ -23,9 +23,9 @@ from filelock import Timeout
 from stores import fresh_config, fresh_store
 
 from layerparity.ground.errors import UserError
+from layerparity.making import reuse
+from layerparity.making.journal import Journal
 from layerparity.record.progress import Circumstances, FinishedStage, ProgressWriter, read_progress
-from layerparity.run import reuse
-from layerparity.run.journal import Journal
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -195,7 +195,7 @@ def test_it_is_said_where_no_run_was_interrupted(cli: Cli) -> None:
 def test_a_port_that_reads_something_else_by_now_does_not_go_on(cli: Cli, stopping) -> None:
     Path("reading_port.py").write_text(
         "from pathlib import Path\n"
-        "from layerparity.run.ports.hf import HfPort\n"
+        "from layerparity.ports.known.hf import HfPort\n"
         "class Port(HfPort):\n"
         "    def load(self, stage):\n"
         "        Path('scale.txt').read_text()\n"

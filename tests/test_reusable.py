@@ -14,8 +14,8 @@ from runs import make_run
 from safetensors.torch import save_file
 
 from layerparity.ground.errors import UserError
+from layerparity.making import reuse
 from layerparity.record.folder import INPUTS, MANIFEST
-from layerparity.run import reuse
 from layerparity.settings.config import Config
 from layerparity.settings.tracking import SERVER, TrackingConfig
 

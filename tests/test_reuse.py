@@ -87,7 +87,7 @@ def test_weights_that_keep_size_and_date_are_not_taken_for_the_same(
 PORT = """
 import importlib, os
 from pathlib import Path
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 from leaning_reads import scale
 
 class Port(HfPort):

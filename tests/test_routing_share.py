@@ -233,7 +233,7 @@ def test_a_port_of_ones_own_keeps_its_keys(tmp_path: Path) -> None:
         "port._target_": "my_ports.Port",
         "+port.flag": True,
     }
-    ours = {"_target_": "layerparity.run.ports.hf.HfPort"}
+    ours = {"_target_": "layerparity.ports.known.hf.HfPort"}
     for foreign in (port, {**ours, "model": "evil"}):
         run.files.write_config({"port": foreign})
         with pytest.raises(UserError, match="A port is code"):

@@ -16,14 +16,14 @@ import pytest
 import torch
 from neuron_blocks import Watched, block, given, llama, minimax, rel_l2
 
+from layerparity.backends.export import mapped
+from layerparity.backends.neuron import distributed
+from layerparity.backends.neuron.compiler_options import Compile
+from layerparity.backends.neuron.runtime import Runtime
+from layerparity.backends.neuron.stage_graph import Graphs, StageGraph
 from layerparity.ground.errors import UserError
 from layerparity.machine.neuron import RuntimeChoice, detect
 from layerparity.model import static_experts
-from layerparity.run.backends._export import mapped
-from layerparity.run.backends._neuron import distributed
-from layerparity.run.backends._neuron.compiler_options import Compile
-from layerparity.run.backends._neuron.runtime import Runtime
-from layerparity.run.backends._neuron.stage_graph import Graphs, StageGraph
 
 HAS_XLA = importlib.util.find_spec("torch_xla") is not None
 HERE = RuntimeChoice.xla_cpu if HAS_XLA else RuntimeChoice.native_cpu
@@ -32,10 +32,10 @@ HERE = RuntimeChoice.xla_cpu if HAS_XLA else RuntimeChoice.native_cpu
 def made() -> Runtime:
     """Return this environment's stand-in, not yet prepared."""
     if HAS_XLA:
-        from layerparity.run.backends._neuron.xla import XlaRuntime
+        from layerparity.backends.neuron.xla import XlaRuntime
 
         return XlaRuntime(False, 1, False)
-    from layerparity.run.backends._neuron.native import NativeRuntime
+    from layerparity.backends.neuron.native import NativeRuntime
 
     return NativeRuntime(False)
 

@@ -21,8 +21,8 @@ from layerparity.numbers.floor import Floor, measure_floor, measure_floors
 from layerparity.numbers.rows_apart import Apart
 from layerparity.numbers.token_factors import FEW
 from layerparity.numbers.token_sums import TokenLayout
-from layerparity.run.ports import _observe
-from layerparity.run.ports._observe import attention_by_query, attention_in_blocks
+from layerparity.ports.observed import observe
+from layerparity.ports.observed.observe import attention_by_query, attention_in_blocks
 
 HEADS, ELEMENTS = 4, 48
 TYPES = [torch.bfloat16, torch.float32]
@@ -315,7 +315,7 @@ def test_eager_attention_of_many_queries_holds_scores_of_a_block(
     """Else a golden with references takes memory by the square of its tokens."""
     from transformers.models.llama.modeling_llama import eager_attention_forward
 
-    monkeypatch.setattr(_observe, "BLOCK", 8)
+    monkeypatch.setattr(observe, "BLOCK", 8)
     asked: list[int] = []
 
     def kernel(owner: nn.Module, query: torch.Tensor, *others: Any, **named: Any) -> Any:

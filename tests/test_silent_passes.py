@@ -33,13 +33,13 @@ from layerparity.judge.evaluate import Measured, measure
 from layerparity.judge.references import References
 from layerparity.judge.sides import RunSet
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
+from layerparity.making.steps import composed
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Record
 from layerparity.record.recorder import statistics
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.headline import coverage_lines, whole_model
-from layerparity.run.steps import composed
 from layerparity.selftest.models import make_model
 from layerparity.selftest.trials import make_in
 from layerparity.settings import config

@@ -62,7 +62,7 @@ def test_slurm_gives_out_devices_itself(tmp_path, slurm):
 WAITING = """
 import time
 from pathlib import Path
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 class WaitingPort(HfPort):
     def run(self, stage, given):

@@ -16,8 +16,8 @@ import pytest
 from conftest import ROOT, Ended, first_blocks
 from pages import PAGES, blocks
 
+from layerparity.backends.known import neuron
 from layerparity.machine.device import Affinity
-from layerparity.run.backends import neuron
 
 Cli = Callable[..., Ended]
 MAIN = 'if __name__ == "__main__":'

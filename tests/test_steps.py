@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from layerparity.ground.errors import UserError
-from layerparity.run import steps
+from layerparity.making import steps
 from layerparity.settings import command_keys
 from layerparity.settings.config import Config
 
@@ -17,7 +17,7 @@ RUN: Any = SimpleNamespace(name="theirs")
 
 
 def asked(**port: Any) -> Config:
-    return Config(port={"_target_": "layerparity.run.ports.hf.HfPort", **port})
+    return Config(port={"_target_": "layerparity.ports.known.hf.HfPort", **port})
 
 
 @pytest.mark.parametrize(

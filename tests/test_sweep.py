@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from stores import fresh_config
 
-from layerparity.run import next_step, sweep
+from layerparity.making import next_step, sweep
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 
@@ -29,7 +29,7 @@ hydra:
   output_subdir: null
   sweep: {dir: '%s', subdir: .}
   job: {chdir: false}
-  callbacks: {sweep_parent: {_target_: layerparity.run.sweep.SweepParent}}
+  callbacks: {sweep_parent: {_target_: layerparity.making.sweep.SweepParent}}
 """
 
 
@@ -147,8 +147,8 @@ def test_a_sweep_goes_on_without_what_was_refused():
 
 @pytest.mark.parametrize(("score", "says"), [(0, "(not here: no torch_xla;"), (1, "")])
 def test_a_candidate_that_cannot_run_here_is_for_another_machine(monkeypatch, score, says):
+    from layerparity.backends.known import neuron
     from layerparity.machine.device import Affinity
-    from layerparity.run.backends import neuron
 
     monkeypatch.setattr(neuron, "affinity", lambda: Affinity(score, "none", "no torch_xla"))
     command, _, remark = next_step._elsewhere("python run.py backend=neuron").partition("\n")
@@ -240,7 +240,7 @@ def test_composing_imports_no_mlflow():
     program = """
         import sys
         from omegaconf import OmegaConf
-        from layerparity.run import sweep
+        from layerparity.making import sweep
         from layerparity.jobs import ui
         from layerparity.tracking import process, store
         config = OmegaConf.create({"hydra": {"runtime": {"choices": {"job": "compare"}}}})
@@ -307,7 +307,7 @@ def test_a_part_that_was_refused_has_a_row(cli, tmp_path):
 
 def test_a_part_that_failed_as_a_run_has_one_row(cli, tmp_path, monkeypatch):
     from layerparity.ground.errors import UserError
-    from layerparity.run import write
+    from layerparity.making import write
 
     def fail(*arguments, **seconds):
         raise UserError("no room")

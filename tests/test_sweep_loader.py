@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from layerparity.cli import search_path
 from layerparity.ground.resources import shipped
-from layerparity.run.sweep_loader import SweepLoader
+from layerparity.making.sweep_loader import SweepLoader
 from layerparity.settings import config
 
 FIRST = ["backend=gpu", "device_map=cpu", "scope=single", "layer=0", "capture=default"]

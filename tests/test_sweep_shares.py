@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from layerparity.ground.resources import shipped
+from layerparity.making import sweep
 from layerparity.model import header, idle_skeletons, layer_classes, resolve
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
-from layerparity.run import sweep
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import connection
 from layerparity.tracking import store as store_module

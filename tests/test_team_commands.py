@@ -24,7 +24,7 @@ WAIT_SECONDS = 200
 GATED = """
 import time
 from pathlib import Path
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 class GatedPort(HfPort):
     def run(self, stage, given):

@@ -12,18 +12,19 @@ import pytest
 from conftest import Ended
 
 from layerparity import cli as cli_package
+from layerparity.backends import known
 from layerparity.cli import help
 from layerparity.ground import registry, resources
+from layerparity.making import apart
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest
-from layerparity.run import apart, backends
 from layerparity.settings import command_keys
 
 SOURCE = """
 from dataclasses import dataclass
 
 from layerparity.machine.device import Affinity
-from layerparity.run.backends.base import Abilities
+from layerparity.backends.base import Abilities
 from layerparity.settings.config import RunKind
 
 
@@ -41,7 +42,7 @@ def abilities(settings):
 
 
 def build(settings, config):
-    from layerparity.run.backends._gpu.backend import from_config
+    from layerparity.backends.gpu.backend import from_config
 
     made = from_config(config, False)
     made.name = settings.name
@@ -66,7 +67,7 @@ def third(
     for name, says in (("able", ABLE), ("plain", "")):
         (modules / f"{name}.py").write_text(SOURCE.format(name=name, says=says))
         (conf / "backend" / f"{name}.yaml").write_text(YAML.format(name=name))
-    monkeypatch.setattr(backends, "__path__", [*backends.__path__, str(modules)])
+    monkeypatch.setattr(known, "__path__", [*known.__path__, str(modules)])
     registry.names.cache_clear()
     real = resources.shipped
     # What is first imported while a name is another's would keep it for all later tests.

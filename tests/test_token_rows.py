@@ -9,8 +9,8 @@ import torch
 from runs import make_run
 
 from layerparity.ground.errors import UserError
-from layerparity.run.inputs import tokens
-from layerparity.run.inputs.base import Request, check_length
+from layerparity.making.inputs import tokens
+from layerparity.making.request.inputs import Request, check_length
 from layerparity.settings.config import Config
 
 SIZE = 1000

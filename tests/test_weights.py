@@ -29,6 +29,8 @@ from layerparity.judge.weights_kind import altered, cosine, related, relative_ch
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.prints import against, print_of
 from layerparity.model.weight_sketch import BUCKETS, CHUNK
+from layerparity.ports.base import Assets
+from layerparity.ports.known.hf import HfPort
 from layerparity.record.folder import EFFECTIVE_WEIGHTS, RunFolder
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.source import RunSource
@@ -40,8 +42,6 @@ from layerparity.report.headline import where_text
 from layerparity.report.reasons import reason as why
 from layerparity.report.table import closing_table
 from layerparity.report.weights import finding_text
-from layerparity.run.ports.base import Assets
-from layerparity.run.ports.hf import HfPort
 from layerparity.selftest.models import make_fp8
 from layerparity.settings.config import Config, DType
 
@@ -438,7 +438,7 @@ def test_the_command_names_a_fault(cli: Cli, made: Made) -> None:
 
 
 SILENT = """
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.known.hf import HfPort
 
 
 class Silent(HfPort):

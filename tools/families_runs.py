@@ -18,14 +18,14 @@ from layerparity.anatomy.site import EMBEDDING, overlap
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.judge.conclude import conclude
+from layerparity.making.replay import replays
+from layerparity.making.steps import composed
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.conversion import no_bars
 from layerparity.model.layer_classes import classes_of, experts_of
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.headline import because
-from layerparity.run.replay import replays
-from layerparity.run.steps import composed
 from layerparity.selftest.models import make_model
 from layerparity.selftest.trials import make_in
 from layerparity.settings.tracking import TrackingConfig

@@ -27,7 +27,7 @@ POINTS = (
     "layerparity.record.folder:RunFolder.write_tensors",
     "layerparity.record.folder:RunFolder.write_text",
     "layerparity.record.folder:RunFolder.write_manifest",
-    "layerparity.run.sweep:close_parent",
+    "layerparity.making.sweep:close_parent",
     "layerparity.machine.owner:remove_abandoned",
     "mlflow:MlflowClient.create_run",
     "mlflow:MlflowClient.log_batch",

@@ -209,16 +209,16 @@ def _open(path: Path) -> object:
 
 
 def _config(path: Path) -> object:
+    from layerparity.making.request.scope import num_layers_of
     from layerparity.model.architecture import read_config
     from layerparity.model.checkpoint import Checkpoint
-    from layerparity.run.scope import num_layers_of
 
     values = Checkpoint(path.parent).config
     return num_layers_of(values), read_config(values)
 
 
 def _tokenizer(folder: Path) -> Target:
-    from layerparity.run.inputs.prompt import load_tokenizer, tokenizer_errors
+    from layerparity.making.inputs.prompt import load_tokenizer, tokenizer_errors
 
     _with_config(folder)
     (folder / "tokenizer_config.json").write_bytes((TINY / "tokenizer_config.json").read_bytes())
@@ -231,8 +231,8 @@ def _tokenizer(folder: Path) -> Target:
 
 
 def _template(folder: Path) -> Target:
-    from layerparity.run.inputs import _chat
-    from layerparity.run.inputs.prompt import load_tokenizer
+    from layerparity.making.inputs import _chat
+    from layerparity.making.inputs.prompt import load_tokenizer
 
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         _with_config(folder).joinpath(name).write_bytes((TINY / name).read_bytes())
@@ -255,9 +255,9 @@ def _of_dumps(folder: Path) -> dict[str, Target]:
     from safetensors.torch import save
 
     from layerparity.ground.files import read_tensors
+    from layerparity.making.inputs.tokens import read_rows
     from layerparity.record.dump_files import NpzFile, read_npy, read_pt
     from layerparity.record.name_map import read_map
-    from layerparity.run.inputs.tokens import read_rows
 
     npy = io.BytesIO()
     np.save(npy, np.arange(6).reshape(2, 3))

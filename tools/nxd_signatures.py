@@ -14,7 +14,7 @@ from pathlib import Path
 
 STAND_IN = Path(__file__).resolve().parents[1] / "tests/nxdi_stand_in"
 _TRACE = "neuronx_distributed/trace"
-# What run/nxdi/model_builder.py calls: by its file in NxD, its file in the stand-in, its class.
+# What ports/nxdi/model_builder.py calls: by its file in NxD, its file in the stand-in, its class.
 USED = (
     (
         "model_builder_v2.py",

@@ -13,10 +13,10 @@ from torch import nn
 
 from layerparity.anatomy.shards import spans
 from layerparity.mistakes.ranks import keep_slice
-from layerparity.run.ports._by_rank import Ranks
-from layerparity.run.ports._shard import added, among, by_columns, by_rows, expert_shares
-from layerparity.run.ports.base import Assets
-from layerparity.run.ports.hf import HfPort
+from layerparity.ports.base import Assets
+from layerparity.ports.known.hf import HfPort
+from layerparity.ports.observed.by_rank import Ranks
+from layerparity.ports.observed.shard import added, among, by_columns, by_rows, expert_shares
 
 Forward = Callable[..., Any]
 

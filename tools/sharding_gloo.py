@@ -12,10 +12,10 @@ from sharding_emulated import shares_normed
 
 from layerparity.anatomy.shards import spans
 from layerparity.mistakes.ranks import keep_slice
-from layerparity.run.ports._split import SplitPort
-from layerparity.run.ports.base import Assets
-from layerparity.run.ranks.hf import HfRank
-from layerparity.run.ranks.side import RankAssets
+from layerparity.ports.base import Assets
+from layerparity.ports.known._hf_rank import HfRank
+from layerparity.ports.known._split import SplitPort
+from layerparity.ports.ranks.side import RankAssets
 
 
 class WrongSplitPort(SplitPort):

@@ -17,12 +17,12 @@ from layerparity.cli import search_path
 from layerparity.ground import console
 from layerparity.ground.resources import shipped
 from layerparity.judge.conclude import conclude
+from layerparity.making.replay import replays
+from layerparity.making.steps import composed
+from layerparity.ports.base import Assets, Port
+from layerparity.ports.opening import open_port
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Verdict
-from layerparity.run import open_port
-from layerparity.run.ports.base import Assets, Port
-from layerparity.run.replay import replays
-from layerparity.run.steps import composed
 from layerparity.selftest.models import make_model
 from layerparity.selftest.trials import make_in
 from layerparity.settings.config import register

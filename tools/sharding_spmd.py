@@ -6,8 +6,8 @@ from sharding_cells import WRONG, Cell
 
 from layerparity.mistakes.fault import Fault
 from layerparity.mistakes.hypotheses import hypotheses
-from layerparity.run.ports.base import Assets
-from layerparity.run.ports.fault import PlantedPort
+from layerparity.ports.base import Assets
+from layerparity.ports.known.fault import PlantedPort
 
 
 class PlantedRank(PlantedPort):

@@ -13,11 +13,11 @@ from sharding_runs import HEADS, Bench, Make, prompts
 
 from layerparity.ground import console
 from layerparity.judge.conclude import conclude
+from layerparity.making import imported
+from layerparity.making.own_golden import own_golden
+from layerparity.making.replay import replays
+from layerparity.making.steps import composed
 from layerparity.record.verdict import Verdict
-from layerparity.run import imported
-from layerparity.run.own_golden import own_golden
-from layerparity.run.replay import replays
-from layerparity.run.steps import composed
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 

@@ -10,5 +10,3 @@ from layerparity.report.notebook import Comparison as Comparison
 from layerparity.report.notebook import Run as Run
 
 __version__: str
-
-def path_today(target: str) -> str: ...

@@ -9,14 +9,14 @@ from layerparity.anatomy.site import Kind, Site, SiteSpec
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.machine.device import Placed
+from layerparity.making.read_back import RunReader, recorded
 from layerparity.model.prints import print_of
 from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
+from layerparity.ports.base import Assets, Call, Observed, Port
+from layerparity.ports.nxdi.port_modules import held_through, prints_through, watched
+from layerparity.ports.ranks.port import RanksPort
+from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
 from layerparity.record.manifest import WeightPrint
-from layerparity.run.port_modules import held_through, prints_through, watched
-from layerparity.run.ports.base import Assets, Call, Observed, Port
-from layerparity.run.ranks.port import RanksPort
-from layerparity.run.ranks.side import Held, RankAssets, RankObserved, RankSide
-from layerparity.run.read_back import RunReader, recorded
 
 __all__ = [
     "TERM",

@@ -16,15 +16,15 @@ import torch
 from conftest import Ended
 from neuron_blocks import block, given, llama, rel_l2
 
+from layerparity.backends.base import RankDevices
+from layerparity.backends.export import mapped
+from layerparity.backends.known import neuron
+from layerparity.backends.neuron.native import NativeRuntime
 from layerparity.ground.errors import UserError
 from layerparity.machine import neuron as machines
 from layerparity.machine import neuron_flavour, neuron_packages
 from layerparity.model import static_experts
 from layerparity.record.verdict import Outcome, Verdict
-from layerparity.run.backends import neuron
-from layerparity.run.backends._export import mapped
-from layerparity.run.backends._neuron.native import NativeRuntime
-from layerparity.run.backends.base import RankDevices
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 

@@ -1,8 +1,8 @@
 """Block: which values of one decoder layer are computed from which, and by which module.
 
 Values are named by their address inside the block: ``mlp:out``, or ``:in`` for what the block is
-fed. A block is measured on a small random model (`layerparity.run.dataflow`) wherever one can be
-built; what a family declares serves runs that hold no measurement.
+fed. A block is measured on a small random model (`layerparity.ports.observed.dataflow`) wherever
+one can be built; what a family declares serves runs that hold no measurement.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def main(path: str) -> int:
     """Make the run, write what came of it, and return the exit status."""
     from hydra import initialize_config_dir
 
-    from layerparity.run import make, steps, typed_keys
+    from layerparity.making import make, steps, typed_keys
     from layerparity.tracking.process import terminable
 
     file = Path(path)

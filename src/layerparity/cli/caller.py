@@ -13,7 +13,7 @@ from typing import Any
 
 from layerparity.cli import search_path
 from layerparity.ground import console, log
-from layerparity.run import steps
+from layerparity.making import steps
 from layerparity.settings import config
 
 # Hydra, torch, logging and the environment are the process's, so one call at a time; a port that a

@@ -51,7 +51,7 @@ def _jobs(parsed: Any) -> list[list[str]]:
     """Return the words of each job of a sweep, as Hydra's sweeper combines them."""
     from hydra import initialize_config_dir
 
-    from layerparity.run import sweep
+    from layerparity.making import sweep
 
     with initialize_config_dir(version_base="1.3", config_dir=str(shipped("conf").absolute())):
         parts = sweep.parts_of([*_swept_by_experiment(parsed), *parsed.overrides])

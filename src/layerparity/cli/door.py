@@ -94,7 +94,7 @@ def _hydra(arguments: list[str]) -> int:
 
     from layerparity.cli import command, completion, composed, mlflow_variables, search_path
     from layerparity.ground.resources import shipped
-    from layerparity.run import endings
+    from layerparity.making import endings
     from layerparity.settings import config
 
     # argparse takes key=value only in one piece, so "a=1 -m b=2" would be refused.
@@ -130,7 +130,7 @@ def _hydra(arguments: list[str]) -> int:
             if parsed.multirun and parsed.cfg:
                 composed.show(parsed, compose_one)
             elif composed.is_dry(parsed) and composed.is_sweep(parsed):
-                from layerparity.run import dry
+                from layerparity.making import dry
 
                 with dry.gathered():
                     composed.run_dry(parsed, compose_one)
@@ -148,7 +148,7 @@ def _explained() -> Iterator[None]:
     from omegaconf.errors import OmegaConfBaseException
 
     from layerparity.cli import command
-    from layerparity.run import endings, sweep
+    from layerparity.making import endings, sweep
 
     try:
         yield
@@ -176,7 +176,7 @@ def _explained() -> Iterator[None]:
 
 def _job(composed: Any) -> int:
     """Run one job and note how it ended; the same in this process and in a launcher's worker."""
-    from layerparity.run import endings, sweep
+    from layerparity.making import endings, sweep
 
     code, why = Exit.INTERNAL, "stopped"
     if _unread:
@@ -229,7 +229,7 @@ def _begin_log() -> None:
 def _dispatch(composed: Any) -> Exit:
     from layerparity.cli import command
     from layerparity.ground import registry
-    from layerparity.run import typed_keys
+    from layerparity.making import typed_keys
     from layerparity.settings.config import checked
 
     with command.plain_errors():
@@ -255,7 +255,7 @@ def _close_sweep() -> Exit:
     Return the gravest exit status of the command's jobs.
     """
     from layerparity.cli import launchers
-    from layerparity.run import endings, sweep
+    from layerparity.making import endings, sweep
 
     code = endings.gravest()
     # Where the command was stopped, the parts that it did not wait for say nothing.
@@ -275,7 +275,7 @@ def _close_sweep() -> Exit:
     if unfinished:
         console.table("Parts that did not finish", ("run", "status", "link"), unfinished)
     if rows:
-        from layerparity.run import next_step
+        from layerparity.making import next_step
 
         then = next_step.after_sweep(closed, mistaken)
         if then:

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from layerparity.backends.chosen import KNOWN, affinity_of
 from layerparity.cli.search_path import experiment_folders
 from layerparity.ground import registry
 from layerparity.ground.program import program
@@ -64,8 +65,8 @@ def text() -> str:
         parts.append(_section("Experiments (experiment=)", folder))
     parts += [_section(f"{group}=", shipped("conf") / group) for group in GROUPS]
     machine = ["On this machine"]
-    for name in registry.names("run.backends"):
-        fit = registry.load("run.backends", name).affinity()
+    for name in registry.names(KNOWN):
+        fit = affinity_of(name)
         how = ("cannot run", "stands in", "fits")[fit.score]
         machine.append(f"  {name:<8}{how:<11}{fit.device}: {fit.reason}")
     return _as_called("\n".join([*parts, *machine, "", _keys(), _ENDING]))

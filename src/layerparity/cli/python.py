@@ -22,10 +22,10 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.program import program
 from layerparity.ground.quoting import word
 from layerparity.ground.resources import shipped
+from layerparity.making import typed_keys
 from layerparity.record.exported import is_export
 from layerparity.record.stored_run import Kept, StoredRun, from_folder
 from layerparity.report.notebook import Bisection, Comparison, Run
-from layerparity.run import typed_keys
 from layerparity.settings import config as settings
 from layerparity.settings.config import Config, What
 
@@ -43,7 +43,7 @@ def run(*overrides: str, **keys: Any) -> Run:
     Raises UserError for a mistake in the keys, and where the run cannot be made.
     """
     with _job("run", overrides, keys) as config:
-        from layerparity.run.make import make
+        from layerparity.making.make import make
 
         return Run([_stored(config, make(config))])
 

@@ -15,7 +15,7 @@ from layerparity.doctor.base import Check, Result, Section, State, ok, problem, 
 from layerparity.doctor.packages import TOO_SLOW, installed, not_imported, tested_torch
 from layerparity.ground.console import bytes_text
 from layerparity.machine import nvidia, probe
-from layerparity.run import open_backend
+from layerparity.ports.opening import open_backend
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config

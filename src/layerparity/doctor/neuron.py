@@ -10,7 +10,7 @@ from layerparity.doctor.packages import installed, not_imported
 from layerparity.machine import neuron, probe
 from layerparity.machine.neuron import GET_XLA, NeuronFit, detect, neuron_devices
 from layerparity.machine.neuron_flavour import Flavour, Installed, misfit
-from layerparity.run import open_backend
+from layerparity.ports.opening import open_backend
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config

@@ -21,7 +21,7 @@ from layerparity.machine.neuron_defaults import (
 )
 from layerparity.machine.neuron_machine import VISIBLE, NeuronMachine, read_machine, said_version
 from layerparity.machine.trainium import GIB
-from layerparity.run import open_backend
+from layerparity.ports.opening import open_backend
 from layerparity.settings.config import RunKind
 from layerparity.tracking.newest import newest_tags
 

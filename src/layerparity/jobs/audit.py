@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.machine.device import keep_torch_xla_out
+from layerparity.making.terminal import say_loading
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import open_checkpoint
-from layerparity.run.terminal import say_loading
 from layerparity.settings.config import Config
 from layerparity.tracking.links import say_served
 

@@ -28,7 +28,7 @@ def run(config: Config) -> Exit:
     folder = expanded(config.job.folder).absolute()
     if not folder.is_dir():
         raise UserError(f"There is no folder {folder}", "give the folder of the tensors.")
-    from layerparity.run import imported
+    from layerparity.making import imported
     from layerparity.tracking.links import say_link
     from layerparity.tracking.store import open_store
 

@@ -87,9 +87,9 @@ def compare(config: Config) -> Kept:
     from layerparity.judge.conclude import conclude
     from layerparity.judge.model_limits import with_limits
     from layerparity.judge.tolerances.base import refuse_limits_of_nothing
+    from layerparity.making.replay import replays
+    from layerparity.making.steps import settings_to_judge
     from layerparity.report.keep import keep_verdict
-    from layerparity.run.replay import replays
-    from layerparity.run.steps import settings_to_judge
 
     with obstacles_in_words(), progress.counting("sites") as count:
         verdict = conclude(
@@ -144,7 +144,8 @@ def _paired(golden: Runs, candidate: Runs) -> Alignment:
 def asked(config: Config) -> Asked:
     """Return what the typed keys say of the candidate that is compared."""
     from layerparity.judge.asked import Asked
-    from layerparity.run import open_port, typed_keys
+    from layerparity.making import typed_keys
+    from layerparity.ports.opening import open_port
 
     words = typed_keys.keys()
     typed = [word for word in words if word.partition(".")[0] in CHOOSES]
@@ -154,9 +155,9 @@ def asked(config: Config) -> Asked:
 def _sides(config: Config, store: Store) -> tuple[Runs, Runs]:
     """Return the runs that are compared, and say them."""
     from layerparity.judge.choose import PassedOver, chosen_sides
+    from layerparity.making.own_golden import own_golden
     from layerparity.report.refusals import obstacles_in_words, passed_over_text
     from layerparity.report.side_versions import versions_text
-    from layerparity.run.own_golden import own_golden
 
     passed_over: Sequence[PassedOver] = ()
     if config.job.own_inputs:
@@ -200,11 +201,11 @@ def check_weights(config: Config) -> Exit:
     """Hold what a port loads against the checkpoint, without a forward pass (what=weights)."""
     from layerparity.anatomy.blocks import Blocks
     from layerparity.judge.weights_diff import diff_side
+    from layerparity.making.loaded_weights import load_weights
+    from layerparity.making.prepare import plan_run
+    from layerparity.making.terminal import say_loading
     from layerparity.record.weights import WeightCheck
     from layerparity.report.weight_check import keep_check
-    from layerparity.run.loaded_weights import load_weights
-    from layerparity.run.prepare import plan_run
-    from layerparity.run.terminal import say_loading
     from layerparity.tracking.store import open_store
 
     plan = plan_run(config)

@@ -51,7 +51,7 @@ def run(config: Config) -> Exit:
 
     Raises UserError without a rule, and where the named run is in use, or something refers to it.
     """
-    from layerparity.run import steps
+    from layerparity.making import steps
     from layerparity.settings.tracking import EMBEDDED
     from layerparity.tracking import removal
     from layerparity.tracking.database import FILE_NAME
@@ -130,7 +130,7 @@ def _rules(config: Config) -> RemovalRules | None:
 
 def _typed(config: Config) -> dict[str, Any]:
     """Return the keys of a command that say what goes, and where it is kept."""
-    from layerparity.run import steps
+    from layerparity.making import steps
 
     job = {f"job.{k}": v for k, v in vars(config.job).items() if k != "name" and v not in (None,)}
     if not config.job.apply:

@@ -61,7 +61,7 @@ def run(config: Config) -> Exit:
 
 def _points(manifest: Manifest, files: RunFolder) -> Iterator[tuple[str, float, int]]:
     """Yield the metrics that the run has where it was made, but for its seconds."""
-    from layerparity.run.write import profile_metrics, site_metrics
+    from layerparity.making.write import profile_metrics, site_metrics
 
     yield from site_metrics(manifest)
     profile = files.read_profile()

@@ -14,10 +14,10 @@ from layerparity.settings.config import Choice, Config
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
+    from layerparity.making.prepare import Prepared
+    from layerparity.making.variations import Variation
+    from layerparity.making.varied import VariedRuns
     from layerparity.report.invariance import InvarianceLine, InvarianceReport
-    from layerparity.run.prepare import Prepared
-    from layerparity.run.variations import Variation
-    from layerparity.run.varied import VariedRuns
     from layerparity.tracking.active import ActiveRun
     from layerparity.tracking.store import Store
 
@@ -53,10 +53,10 @@ class Settings:
 def run(config: Config) -> Exit:
     """Vary one run; 0 where all is equal or within the floor, 1 where something is not."""
     asked = _asked(config)
+    from layerparity.making import make
+    from layerparity.making.varied import VariedRuns
+    from layerparity.making.write import shown_params, tags
     from layerparity.report.invariance import COLUMNS, InvarianceReport
-    from layerparity.run import make
-    from layerparity.run.varied import VariedRuns
-    from layerparity.run.write import shown_params, tags
     from layerparity.tracking.links import say_link
     from layerparity.tracking.store import open_store
 
@@ -87,7 +87,7 @@ def run(config: Config) -> Exit:
 
 def _asked(config: Config) -> dict[str, list[int]]:
     """Return the sizes of each axis to vary, empty where the text decides. Raises UserError."""
-    from layerparity.run.open_port import keys_of
+    from layerparity.ports.opening.open_port import keys_of
 
     job = config.job
     if keys_of(config.port).get("replay") == "all":
@@ -116,7 +116,7 @@ def _planned(
     prepared: Prepared, asked: dict[str, list[int]], left_out: dict[str, str]
 ) -> list[Variation]:
     """Return the variations; note why an axis is ``left_out``. Raises UserError for one by name."""
-    from layerparity.run.variations import VARY, Axes
+    from layerparity.making.variations import VARY, Axes
 
     axes, found = Axes(prepared), []
     for axis, sizes in asked.items():
@@ -180,8 +180,8 @@ def _following(config: Config, lines: Sequence[InvarianceLine]) -> str:
     there is no floor to judge by, it is a golden run, which has one and feeds each block by itself;
     of a run that a golden feeds, the same with feed=isolated.
     """
+    from layerparity.making.steps import command, own_settings
     from layerparity.report.invariance import gravest_first
-    from layerparity.run.steps import command, own_settings
 
     own = {k: v for k, v in own_settings(config).items() if not k.startswith("job.")}
     wrong = gravest_first(lines)

@@ -26,10 +26,10 @@ def run(config: Config) -> Exit:
     """Apply ``tolerance=`` to the rows of ``run=``, and log that as a comparison of its own."""
     from layerparity.judge.again import changed_rows, judge_again, stored_verdict
     from layerparity.judge.tolerances.base import refuse_limits_of_nothing
+    from layerparity.making.replay import replays
+    from layerparity.making.steps import settings_to_judge
     from layerparity.report.keep import KIND, keep_verdict
     from layerparity.report.reasons import reason
-    from layerparity.run.replay import replays
-    from layerparity.run.steps import settings_to_judge
     from layerparity.tracking.store import open_store
 
     store = open_store(config.tracking)

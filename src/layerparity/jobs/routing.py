@@ -41,9 +41,9 @@ def run(config: Config) -> Exit:
     from layerparity.judge.conclude import paired
     from layerparity.judge.routing_share import EVERYTHING, IDS, NATURAL, routing_shares
     from layerparity.judge.sides import open_side
+    from layerparity.making import steps
     from layerparity.report.refusals import obstacles_in_words
     from layerparity.report.routing_share import COLUMNS, share_lines, share_rows
-    from layerparity.run import steps
     from layerparity.tracking.links import say_link
     from layerparity.tracking.store import open_store
 
@@ -98,8 +98,8 @@ def _keys(golden: StoredRun, natural: StoredRun, config: Config) -> dict[str, An
 
     Its folder may be somebody else's: the port is this package's, or the one that ``config`` names.
     """
-    from layerparity.run import steps
-    from layerparity.run.inputs._replay import shows_weights
+    from layerparity.making import steps
+    from layerparity.ports.replay_keys import shows_weights
     from layerparity.settings.command_keys import settings_of
 
     stored = natural.files.read_config() if natural.id or natural.files.is_run else None

@@ -24,12 +24,12 @@ def run(config: Config) -> Exit:
     Of a part of a sweep one line is shown, or all with ``hydra.verbose=true``.
     """
     if config.dry_run:
-        from layerparity.run import dry
+        from layerparity.making import dry
 
         dry.show(config)
         return Exit.OK
-    from layerparity.run import next_step, part_devices, sweep, sweep_part
-    from layerparity.run.make import made
+    from layerparity.making import next_step, part_devices, sweep, sweep_part
+    from layerparity.making.make import made
 
     if sweep.part():
         part_devices.take(config)

@@ -13,6 +13,7 @@ from typing import Any
 from layerparity.anatomy.shards import Misfit
 from layerparity.ground.errors import UserError
 from layerparity.machine.max_memory import SHARE, SPREAD, WORK, room_for_weights, size_text
+from layerparity.making.needs import ITEMSIZE
 from layerparity.plan.core_share import widths_of
 from layerparity.plan.deployments import CoreCost, Deployment, cost_of, degrees_of, deployments
 from layerparity.plan.devices import Devices
@@ -21,7 +22,6 @@ from layerparity.plan.question import STREAM, Question
 from layerparity.plan.sharding_limits import LIMIT, Divided, TooLarge, degrees, divided, too_large
 from layerparity.plan.survey import Surveyed, survey
 from layerparity.plan.weights import ranges
-from layerparity.run.needs import ITEMSIZE
 
 SCHEMA = 2
 _NARROW = "bfloat16"

@@ -10,20 +10,21 @@ from typing import Any
 
 from layerparity.anatomy.family import family_of
 from layerparity.anatomy.site import Site
+from layerparity.backends.chosen import affinity_of
 from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
 from layerparity.machine.neuron_machine import instance_here
 from layerparity.machine.trainium import smallest_for
+from layerparity.making.inputs.prompt import prompts
+from layerparity.making.needs import ITEMSIZE, ForwardPass, cache_bytes, stage_activations
+from layerparity.making.prepare import refuse_uneven_experts
+from layerparity.making.request.inputs import Request
+from layerparity.making.request.scope import num_layers_of, scope_of
 from layerparity.model.resolve import describe
 from layerparity.plan.core_share import CoreLayout
 from layerparity.plan.devices import Devices, cores_of, parse_devices, this_machine
 from layerparity.plan.weights import PlannedModel, WeightBytes, build, bytes_of
-from layerparity.run import open_backend, open_port
-from layerparity.run.inputs.base import Request
-from layerparity.run.inputs.prompt import prompts
-from layerparity.run.needs import ITEMSIZE, ForwardPass, cache_bytes, stage_activations
-from layerparity.run.prepare import refuse_uneven_experts
-from layerparity.run.scope import num_layers_of, scope_of
+from layerparity.ports.opening import open_backend, open_port
 from layerparity.settings.config import Config, FeedMode
 
 STREAM = "stream"
@@ -212,7 +213,7 @@ def batch_of(config: Config, model: Mapping[str, Any], stages: tuple[str, ...]) 
     )
     source, new = config.inputs.name, config.generate.max_new_tokens
     if source == "tokens":
-        rows = registry.load("run.inputs", source).rows_of(config.inputs, request)
+        rows = registry.load("making.inputs", source).rows_of(config.inputs, request)
         chosen = f"tokens of {Path(config.inputs.file).name}"
         return Batch(len(rows), config.seq_len or max(map(len, rows)), new, chosen)
     if source == "random":
@@ -235,7 +236,7 @@ def _devices(config: Config) -> Devices:
     lnc, abilities = config.plan.lnc, open_backend.abilities(config)
     if config.plan.devices is not None:
         return parse_devices(config.plan.devices, lnc)
-    known, here = abilities.memory_known, open_backend.affinity(config).score > 1
+    known, here = abilities.memory_known, affinity_of(config.backend.name).score > 1
     if abilities.nxdi and here and (instance := instance_here()) is not None:
         return cores_of(instance, lnc)
     if not known and here:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.site import Site
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.machine.device import keep_torch_xla_out
+from layerparity.making.needs import ITEMSIZE
 from layerparity.model.weight_types import patterns_of, stays_float32
-from layerparity.run.needs import ITEMSIZE
 
 if TYPE_CHECKING:
     from layerparity.anatomy.family import Family
@@ -164,7 +164,7 @@ def build(
 
     from layerparity.model.architecture import read_config
     from layerparity.model.skeleton import Skeleton
-    from layerparity.run.proof import check, prove
+    from layerparity.ports.observed.proof import check, prove
 
     keep_torch_xla_out()
     skeleton = Skeleton(

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from layerparity.ground import console
+from layerparity.ports.opening import open_port
 from layerparity.record.weights import WeightCheck, WeightFinding
 from layerparity.report.keep import KIND
 from layerparity.report.weights import finding_text
-from layerparity.run import open_port
 from layerparity.settings.config import Config
 from layerparity.tracking.links import say_served
 from layerparity.tracking.store import Store

@@ -11,10 +11,7 @@ from layerparity.anatomy.blocks import Blocks, by_layer
 from layerparity.anatomy.site import Place, Site
 from layerparity.ground import console, progress
 from layerparity.ground.errors import UserError
-from layerparity.record.manifest import Manifest
-from layerparity.report.refusals import obstacles_in_words
-from layerparity.report.reproduce import REMARK, WHOLE_MODEL, name_alone
-from layerparity.run.steps import (
+from layerparity.making.steps import (
     Settings,
     brief,
     command,
@@ -24,6 +21,9 @@ from layerparity.run.steps import (
     reference,
     stored_settings,
 )
+from layerparity.record.manifest import Manifest
+from layerparity.report.refusals import obstacles_in_words
+from layerparity.report.reproduce import REMARK, WHOLE_MODEL, name_alone
 from layerparity.settings.config import Config, ScopeKind
 
 if TYPE_CHECKING:

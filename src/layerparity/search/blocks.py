@@ -12,6 +12,7 @@ from layerparity.ground.errors import Exit
 from layerparity.judge.conclude import portrayed, with_guilt
 from layerparity.judge.evidence import stage_rows
 from layerparity.judge.sides import open_side
+from layerparity.making.steps import settings_to_judge
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.stored_run import Kept
 from layerparity.record.verdict import FILE_NAME as VERDICT_FILE
@@ -20,7 +21,6 @@ from layerparity.report.answer import Answer, answer_of
 from layerparity.report.reasons import breach_text, reason
 from layerparity.report.reproduce import REMARK
 from layerparity.report.search import markdown
-from layerparity.run.steps import settings_to_judge
 from layerparity.search.bench import KIND, Bench
 from layerparity.search.strategies import STRATEGIES, SearchResult, choose
 from layerparity.settings.config import Config, RunKind
@@ -168,7 +168,7 @@ def _descended(bench: Bench, result: SearchResult) -> tuple[Verdict, str]:
     decoding = verdict is not None and verdict.guilty is not None and verdict.guilty.decoding
     closer = bench.decoding(place.layer) if decoding else bench.alone(place.layer)
     if closer is not None:
-        from layerparity.run.replay import replays
+        from layerparity.making.replay import replays
 
         golden, candidate = _sides_of(closer, bench)
         sides = open_side("golden", golden), open_side("candidate", candidate)

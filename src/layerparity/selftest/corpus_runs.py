@@ -16,16 +16,16 @@ from layerparity.judge.evidence import evidence_of
 from layerparity.judge.guilty import first_guilty, judged_of
 from layerparity.judge.replays import with_replays
 from layerparity.judge.sides import open_side
+from layerparity.making.replay import replays
+from layerparity.making.steps import composed
 from layerparity.mistakes.catalogue import suspected
 from layerparity.mistakes.fault import Fault
+from layerparity.ports.base import Assets
+from layerparity.ports.known.fault import PlantedPort
 from layerparity.record.guilt import Cause
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Verdict
-from layerparity.run.ports.base import Assets
-from layerparity.run.ports.fault import PlantedPort
-from layerparity.run.replay import replays
-from layerparity.run.steps import composed
 from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.corpus import Case, Corpus, Shape
 from layerparity.selftest.models import make_model, make_tokens
@@ -128,7 +128,7 @@ class CorpusRunner:
 
     def verdict(self, case: Case, where: Path) -> Verdict:
         """Make a case's candidate in a folder and return its verdict. Raises UserError."""
-        from layerparity.run.inputs.golden import Settings as FromGolden
+        from layerparity.making.inputs.golden import Settings as FromGolden
 
         config, golden = self._believed(case.shape, case.dtype)
         fed = FromGolden(run=str(golden.folder))
@@ -174,7 +174,7 @@ class CorpusRunner:
 
 def run_corpus(config: Config, folder: Path) -> Iterator[CaseResult]:
     """Yield what is said of each case that ``config.job`` asks for, made in a folder."""
-    from layerparity.run import open_backend
+    from layerparity.ports.opening import open_backend
     from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store
 

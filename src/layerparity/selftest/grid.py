@@ -57,9 +57,9 @@ def refuse_unknown(job: Any) -> None:
 
 def run_grid(config: Config, folder: Path) -> list[CellResult]:
     """Run every cell that ``config.job`` asks for, in a folder; return how each ended."""
+    from layerparity.making.steps import composed
     from layerparity.model.resolve import open_checkpoint
-    from layerparity.run import open_backend
-    from layerparity.run.steps import composed
+    from layerparity.ports.opening import open_backend
     from layerparity.selftest.trials import CellRunner
     from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store
@@ -127,7 +127,7 @@ def modules_of(checkpoint: Checkpoint) -> Modules:
     from layerparity.model.architecture import read_config
     from layerparity.model.layer_classes import classes_of
     from layerparity.model.skeleton import Skeleton
-    from layerparity.run.proof import prove
+    from layerparity.ports.observed.proof import prove
 
     family = family_of(str(checkpoint.config["model_type"]))
     config = read_config(checkpoint.config)
@@ -150,11 +150,11 @@ def _mutations(setting: Setting, job: Any) -> list[Any]:
     """Return the faults that are drawn for the first block of a setting's model."""
     import torch
 
+    from layerparity.making.steps import composed
     from layerparity.mistakes.mutations.draw import mutations
     from layerparity.model.architecture import read_config
     from layerparity.model.resolve import open_checkpoint
     from layerparity.model.skeleton import Skeleton
-    from layerparity.run.steps import composed
 
     checkpoint = open_checkpoint(composed(setting.keys).model)
     skeleton = Skeleton(read_config(checkpoint.config), torch.float32, "eager", "eager")
@@ -188,9 +188,9 @@ def make_settings(job: Any, folder: Path) -> tuple[list[Setting], dict[str, int]
 
 def _model(model: str, folder: Path) -> tuple[Checkpoint, Keys]:
     """Return a model's checkpoint, made in the folder if need be, and the keys that name it."""
+    from layerparity.making.steps import composed
     from layerparity.model.checkpoint import Checkpoint
     from layerparity.model.resolve import open_checkpoint
-    from layerparity.run.steps import composed
 
     if model in (SHIPPED, FP8):
         checkpoint = open_checkpoint(composed({"model": SHIPPED}).model)
@@ -222,7 +222,7 @@ def _decodes(checkpoint: Checkpoint) -> bool:
     from layerparity.anatomy.family import family_of
     from layerparity.model.architecture import read_config
     from layerparity.model.skeleton import Skeleton
-    from layerparity.run.static_cache import HfCache
+    from layerparity.ports.observed.static_cache import HfCache
 
     attention = family_of(str(checkpoint.config["model_type"])).attention
     skeleton = Skeleton(read_config(checkpoint.config), torch.float32, attention, "eager")

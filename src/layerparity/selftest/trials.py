@@ -16,19 +16,20 @@ from layerparity.judge.evidence import evidence_of
 from layerparity.judge.guilty import first_guilty, judged_of
 from layerparity.judge.replays import with_replays
 from layerparity.judge.sides import open_side
+from layerparity.making import make as run_job
+from layerparity.making import write
+from layerparity.making.fingerprint import fingerprint_of
+from layerparity.making.prepare import plan_run, prepare
+from layerparity.making.replay import replays
+from layerparity.making.steps import composed
 from layerparity.mistakes.catalogue import likeliest
+from layerparity.ports.base import Assets, Port
+from layerparity.ports.opening import open_backend
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.reasons import reason
 from layerparity.report.refusals import obstacles_in_words
-from layerparity.run import make as run_job
-from layerparity.run import open_backend, write
-from layerparity.run.fingerprint import fingerprint_of
-from layerparity.run.ports.base import Assets, Port
-from layerparity.run.prepare import plan_run, prepare
-from layerparity.run.replay import replays
-from layerparity.run.steps import composed
 from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.outcomes import CellResult, Ending, effect_of, ending_of
 from layerparity.settings.config import Config

@@ -9,7 +9,6 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from layerparity import path_today
 from layerparity.ground import registry
 from layerparity.ground.resources import shipped
 from layerparity.settings.config import NAMED_BY, PLUGIN_GROUPS, Config
@@ -20,6 +19,14 @@ _NEVER = ("job", "experiment")
 # What takes keys of any name: a port of one's own, and an architecture.
 _GPU = re.compile(r"cuda:\d+")
 _OPEN = re.compile(r"(port|model\.architecture)(\.\w+)+")
+# Where our ports have been: stored configurations name them.
+_FORMER_PORT = re.compile(r"layerparity\.(?:run\.)?ports\.(\w+\.\w+)")
+
+
+def path_today(target: str) -> str:
+    """Return the dotted path of the port that ``target`` named when it was stored."""
+    former = _FORMER_PORT.fullmatch(target)
+    return f"layerparity.ports.known.{former[1]}" if former else target
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,7 +38,6 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     port = config.get(_BY_TARGET)
     if isinstance(port, Mapping) and "_target_" in port:
-        # The path that it has today.
         config = {**config, _BY_TARGET: {**port, "_target_": path_today(str(port["_target_"]))}}
     settings: dict[str, Any] = {}
     usual = _usual_options()

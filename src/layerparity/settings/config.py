@@ -26,10 +26,10 @@ from layerparity.settings.tracking import TrackingConfig
 # The key by which an option of a group says what it is called; in all others that is ``name``.
 NAMED_BY = {"scope": "kind", "device_map": "strategy"}
 PLUGIN_GROUPS = {
-    "backend": "run.backends",
-    "inputs": "run.inputs",
+    "backend": "backends.known",
+    "inputs": "making.inputs",
     "job": "jobs",
-    "port": "run.ports",
+    "port": "ports.known",
     "tolerance": "judge.tolerances",
 }
 

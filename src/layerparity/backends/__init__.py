@@ -1,0 +1,1 @@
+"""Backends: where a stage computes, by one contract."""

@@ -1,0 +1,1 @@
+"""Making a run: scope, inputs, stages, references, sweeps."""

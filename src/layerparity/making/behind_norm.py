@@ -1,0 +1,81 @@
+"""Tell the last block's output from what the final norm makes of it, which some engines call so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from layerparity.anatomy.site import NORM, Place, Site
+from layerparity.record.dump_files import Dumped, DumpFiles
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from layerparity.making.prepare import RunPlan
+
+# How far the mean square of a normed token may be from 1: bfloat16 takes it to half of that.
+_CLOSE = 0.01
+
+
+def moved(
+    sites: Mapping[Site, Dumped], plan: RunPlan
+) -> tuple[Mapping[Site, Dumped], dict[str, str]]:
+    """Return a dump's tensors where they belong, and why the last block's output is not there.
+
+    transformers' ``hidden_states`` end with what the final norm gives out. Raises UserError for a
+    tensor, or a checkpoint, that is damaged.
+    """
+    last = Place(plan.num_layers - 1)
+    output = sites.get(last.site("out"))
+    if output is None or not plan.checkpoint.has_weights:
+        return sites, {}
+    if not is_normed(DumpFiles({"": output}).read(output), _norm(plan)):
+        return sites, {}
+    ends = {each: each for each in sites if (each.path, each.end) == (str(last), "out")}
+    kept = {site: dumped for site, dumped in sites.items() if site not in ends}
+    normed = {Site(NORM, "out", *each.pass_step): sites[each] for each in ends}
+    why = (
+        "the tensor named so is behind the final norm, as the last of transformers' hidden_states "
+        f"is, and taken as {NORM}:out; a hook on {last} shows what it puts out"
+    )
+    return {**normed, **kept}, {str(each): why for each in ends}
+
+
+def _norm(plan: RunPlan) -> nn.Module:
+    """Return the model's final norm with its weights, in float32 on the CPU."""
+    import torch
+
+    from layerparity.model.architecture import read_config
+    from layerparity.model.skeleton import Skeleton
+
+    skeleton = Skeleton(read_config(plan.checkpoint.config), torch.float32, "eager", "eager")
+    skeleton.load(plan.checkpoint, NORM)
+    return skeleton.module(NORM)
+
+
+def is_normed(values: torch.Tensor, norm: nn.Module) -> bool:
+    """Say whether floating [..., channel] is what a norm gives out.
+
+    Without the norm's weight and bias every token has a mean square of 1, whatever it was before;
+    one of zeros is padding.
+    """
+    import torch
+
+    if values.dim() < 2:
+        # No tokens with channels: the layout says what is wrong with it.
+        return False
+    # Of mean 0 and mean square 1, as if it had been normed.
+    unit = torch.ones(values.shape[-1:])
+    unit[1::2] = -1
+    try:
+        with torch.inference_mode():
+            up, down = (norm(each).double() for each in (unit, -unit))
+    except RuntimeError:
+        # Of another size than the model's.
+        return False
+    weight, bias = (up - down) / 2, (up + down) / 2
+    used = weight.abs() > weight.abs().max() * 1e-3
+    tokens = values.double().reshape(-1, values.shape[-1])
+    squares = ((tokens - bias) / weight)[tokens.any(-1)][:, used].square().mean(-1)
+    return bool(squares.numel() and ((squares - 1).abs() < _CLOSE).all())

@@ -1,0 +1,344 @@
+"""Keep what something else recorded of a model as a candidate run, to be judged like any other.
+
+Whatever made it ran the whole model, from tokens on, in a chain. Such a run has no weights, and no
+proof of its inputs but what it was said to be fed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerparity import __version__
+from layerparity.anatomy.site import CHOICES, DECODE, HEAD, NORM, PREFILL, WEIGHTS, Site
+from layerparity.anatomy.sizes import sizes_of
+from layerparity.anatomy.stream import same_elsewhere
+from layerparity.ground import console
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import text_digest
+from layerparity.ground.resources import git_commit
+from layerparity.making import needs, reuse, typed_keys, write
+from layerparity.making.captures import is_capture
+from layerparity.making.dump_layout import DumpLayout, packed, spec_of
+from layerparity.making.elsewhere import (
+    CHOSEN,
+    FED,
+    LOGITS,
+    Recorded,
+    StepTokens,
+    decode_steps,
+    fed,
+    last_logits,
+    of_dump,
+    tokens_of_steps,
+    whole,
+)
+from layerparity.making.fingerprint import model_print
+from layerparity.making.prepare import RunPlan, plan_run
+from layerparity.making.rank_captures import of_captures
+from layerparity.making.request.inputs import Inputs
+from layerparity.record.folder import RunFolder
+from layerparity.record.manifest import Feed, Manifest, Record, SitePatterns
+from layerparity.record.recorder import Recorder
+from layerparity.record.stored_run import MANIFEST_TAG, StoredRun
+from layerparity.settings.config import Config, DType, FeedMode, RunKind, ScopeKind
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.tracking.store import Store
+
+# Tensors of blocks that say what they were computed in.
+_LOOKED_AT = 3
+
+
+def keep(
+    folder: Path, names: Path | None, config: Config, store: Store, again: bool = False
+) -> StoredRun:
+    """Keep a folder of tensors as a candidate run of the command's model, and return the run.
+
+    It holds what a compiled NxDI model captured, or is a dump; ``names`` is its name map. With
+    ``again`` a run that holds the very same is taken. Raises UserError where nothing says what the
+    model was fed, and where no tensor fits the model.
+    """
+    plan = plan_run(replace(config, kind=RunKind.candidate))
+    captured = is_capture(folder)
+    recorded = of_captures(folder, names, plan, store) if captured else of_dump(folder, names, plan)
+    _refuse_strange(recorded, plan)
+    steps = decode_steps(recorded)
+    inputs = fed(recorded, plan, steps)
+    tokens = tokens_of_steps(recorded, plan, inputs, steps)
+    plan = replace(plan, config=_decided(recorded, plan, steps))
+    mark = _mark(recorded, plan, inputs)
+    before = reuse.reusable(store, mark) if again else None
+    if before is not None:
+        console.say(f"the same as run {before.name} ({before.id}), which is taken")
+        return before
+    for note in recorded.notes:
+        console.note(note)
+    name = config.name or f"{recorded.what}-{recorded.name}"
+    tags, params = _tags(recorded, plan, inputs, mark), write.shown_params(plan.config)
+    with store.start(name, RunKind.candidate.value, tags, params) as active:
+        files, recorder = RunFolder(active.folder), Recorder(active.folder)
+        skipped = _write(recorded, plan, inputs, tokens, recorder)
+        if not recorder.records:
+            why = next(iter(skipped.values()), "no site is named")
+            raise UserError(f"{recorded.name} holds nothing of {plan.config.model.label}: {why}.")
+        manifest = _manifest(recorded, plan, inputs, recorder.records, mark)
+        manifest.replicas = _replicas(recorded, plan, inputs, Recorder(active.folder))
+        manifest.skipped = {**_unrecorded(manifest), **recorded.skipped, **skipped}
+        files.write_inputs(inputs.tensors())
+        if inputs.texts:
+            files.write_prompts(inputs.texts)
+        if recorded.notes:
+            files.write_warnings(recorded.notes)
+        files.write_effective_weights({stage: {} for stage in manifest.stages})
+        files.write_config(write.params(plan.config))
+        active.set_tags({MANIFEST_TAG: files.write_manifest(manifest)})
+    kept = store.get(str(active.id))
+    assert kept is not None, "a run that was just made can be found"
+    for site, why in {**recorded.skipped, **skipped}.items():
+        console.note(f"{site} is left out: {why}")
+    return kept
+
+
+def _refuse_strange(recorded: Recorded, plan: RunPlan) -> None:
+    """Raise UserError for a site that the model cannot have."""
+    stages = whole(plan)
+    for site in recorded.tensors:
+        if site.place.stage not in stages and site.path != CHOSEN.path:
+            name = plan.config.model.label
+            raise UserError(
+                f"{recorded.name}: {site} is none of its sites, for {name} has {stages[0]}, "
+                f"layers.0 to {stages[-3]}, {NORM} and {HEAD}",
+                "mend the name map, or name the model (model=).",
+            )
+
+
+def _unrecorded(manifest: Manifest) -> dict[str, str]:
+    """Return the sites that were recorded in other blocks or passes, and not in these."""
+    held = {record.site for record in manifest.records}
+    passes = {site.pass_step for site in held if site.path != CHOSEN.path}
+    layers = range(manifest.model.num_layers)
+    blocks = {site.local for site in held if site.layer is not None}
+    wanted = {Site.inside(n, local, *at) for local in blocks for n in layers for at in passes}
+    outside = {s for s in held if s.layer is None and s.path != CHOSEN.path}
+    wanted |= {Site(site.path, site.end, *at) for site in outside for at in passes}
+    return {str(site): "it was not recorded" for site in sorted(wanted - held)}
+
+
+def _decided(recorded: Recorded, plan: RunPlan, steps: int) -> Config:
+    """Return the command's keys as such a run stores them, for a golden of its own values.
+
+    The floating type is what its blocks' outputs can be held in, and the scope the blocks whose
+    inputs are there, unless the command says otherwise.
+    """
+    config = plan.config
+    if "dtype" not in set(typed_keys.keys()):
+        held = (recorded.tensors[site] for site in _telling(recorded.tensors)[:_LOOKED_AT])
+        found = {packed(tensor) for tensor in held if tensor.is_floating_point()}
+        # Numbers that need more have been computed in more.
+        widest = max(found, key=lambda name: needs.ITEMSIZE.get(name, 0), default="float32")
+        console.note(f"{recorded.name} is taken to be computed in {widest} (dtype= says otherwise)")
+        config = replace(config, dtype=DType(widest))
+    if config.scope.kind is ScopeKind.full:
+        config = _scoped(recorded, plan, config)
+    more = steps + 1 if steps and config.scope.kind is ScopeKind.full else 0
+    return replace(config, generate=replace(config.generate, max_new_tokens=more))
+
+
+def _telling(sites: Iterable[Site]) -> list[Site]:
+    """Return the sites that tell most of what a model was computed in, the best first.
+
+    What stands between blocks; then what a block's parts put out. A router has a type of its own,
+    as what is outside of blocks may have.
+    """
+    inside = sorted(each for each in sites if each.layer is not None)
+    between = [each for each in inside if each.local in (":out", ":in")]
+    parts = [each for each in inside if each.end == "out" and "gate" not in each.component]
+    return between or parts or inside or sorted(sites)
+
+
+def _scoped(recorded: Recorded, plan: RunPlan, config: Config) -> Config:
+    """Return keys with the longest run of blocks whose inputs were recorded as their scope."""
+    inputs = {*recorded.tensors, *same_elsewhere(recorded.tensors, plan.num_layers)}
+    # Block 0 goes on from the embedding, which copies rows.
+    fed = [n == 0 or Site.inside(n, ":in") in inputs for n in range(plan.num_layers)]
+    last = Site.inside(plan.num_layers - 1, ":out")
+    if all(fed) and not inputs.isdisjoint((last, Site(NORM, "in"), Site(NORM, "out"))):
+        return config
+    runs = [range(at, _end(fed, at)) for at in range(len(fed)) if fed[at]]
+    longest = max(runs, key=len)
+    console.note(
+        f"{recorded.name} holds the inputs of some blocks alone: on its own values layers "
+        f"{longest[0]} to {longest[-1]} are judged, and no decode step. Record layers.N:out of "
+        "each block, or choose others by scope=range start= end="
+    )
+    kind = replace(config.scope, kind=ScopeKind.range)
+    return replace(config, scope=kind, start=longest[0], end=longest[-1])
+
+
+def _end(fed: Sequence[bool], start: int) -> int:
+    """Return the first place behind ``start`` that is false, or the end."""
+    return next((at for at in range(start, len(fed)) if not fed[at]), len(fed))
+
+
+def _write(
+    recorded: Recorded, plan: RunPlan, inputs: Inputs, tokens: StepTokens, recorder: Recorder
+) -> dict[str, str]:
+    """Write every tensor that fits its site, a stage at a time; return why others do not."""
+    layout, specs = _layout(recorded, plan, inputs), {}
+    assert inputs.token_ids is not None, "what ran elsewhere began with tokens"
+    ids = {FED: inputs.token_ids, **tokens.fed, **tokens.chosen}
+    taken = {site: site for site in recorded.tensors if site not in ids and site.path != "tokens"}
+    taken |= same_elsewhere(recorded.tensors, plan.num_layers)
+    files: dict[str, dict[Site, Site]] = {}
+    for site in sorted({**taken, **dict.fromkeys(ids)}):
+        name = site.place.stage if site.phase == PREFILL else f"decode.{site.step}"
+        files.setdefault(name, {})[site] = taken.get(site, site)
+    skipped: dict[str, str] = {}
+    for name, sites in files.items():
+        tensors: dict[Site, torch.Tensor] = {}
+        for site, source in sites.items():
+            spec, step = spec_of(plan.family, site), site.step if site.phase == DECODE else 0
+            specs[site] = spec
+            if site in ids:
+                tensors[site] = ids[site].clone()
+                continue
+            held = recorded.tensors[source]
+            specs[site] = spec = layout.with_heads(spec, held, step)
+            laid = layout.laid_out(held, spec, step)
+            if isinstance(laid, str) and site == LOGITS:
+                laid = _last_alone(recorded, plan, inputs, laid)
+            if isinstance(laid, str):
+                skipped[str(site)] = laid
+            else:
+                tensors[site] = laid.clone()
+        skipped |= _sort_routing(tensors)
+        recorder.write(name, tensors, {site: specs[site] for site in tensors})
+    recorder.finish()
+    return skipped
+
+
+def _sort_routing(tensors: dict[Site, torch.Tensor]) -> dict[str, str]:
+    """Sort each token's experts by number, their weights with them; return which have no order.
+
+    All are [batch, token, k] by site, and are replaced.
+    """
+    from layerparity.numbers.metrics.sets import by_expert
+
+    skipped = {}
+    for site in [each for each in tensors if each.end == WEIGHTS and tensors[each].shape[-1] > 1]:
+        choices = replace(site, end=CHOICES)
+        if choices in tensors and tensors[choices].shape == tensors[site].shape:
+            both = by_expert(tensors[choices], tensors[site])
+            tensors[choices], tensors[site] = both
+        else:
+            del tensors[site]
+            skipped[str(site)] = f"it has no order of its own: record {choices} too"
+    return skipped
+
+
+def _last_alone(recorded: Recorded, plan: RunPlan, inputs: Inputs, why: str) -> torch.Tensor | str:
+    """Return the logits of each sequence's last token, [batch, 1, vocabulary], where no other is.
+
+    Else ``why`` they do not fit. What the head was fed has to be there for them to be judged.
+    """
+    shape, fed = recorded.tensors[LOGITS].shape, Site(NORM, "out")
+    rows = max(recorded.sequences, inputs.attention_mask.shape[0])
+    if prod(shape[:-1]) > rows:
+        return why
+    if fed not in recorded.tensors:
+        return f"{why}, and {fed}, which the head was fed, was not recorded"
+    return last_logits(recorded, plan, inputs, None).unsqueeze(1)
+
+
+def _layout(recorded: Recorded, plan: RunPlan, inputs: Inputs) -> DumpLayout:
+    """Return how tokens lie in what was recorded."""
+    head_dim = sizes_of(plan.checkpoint.config).head_dim
+    return DumpLayout(inputs.attention_mask, head_dim, recorded.sequences, recorded.on_the_right)
+
+
+def _replicas(
+    recorded: Recorded, plan: RunPlan, inputs: Inputs, recorder: Recorder
+) -> list[Record]:
+    """Write what odd ranks held, as far as it fits its sites; return its records."""
+    layout = _layout(recorded, plan, inputs)
+    specs = {site: spec_of(plan.family, site) for site in recorded.replicas}
+    laid = {s: layout.laid_out(recorded.replicas[s], spec, 0) for s, spec in specs.items()}
+    kept = {site: each for site, each in laid.items() if not isinstance(each, str)}
+    recorder.write("replicas", kept, specs)
+    recorder.finish()
+    return recorder.records
+
+
+def _manifest(
+    recorded: Recorded, plan: RunPlan, inputs: Inputs, records: list[Record], mark: str
+) -> Manifest:
+    """Return the manifest of a run of the whole model, of which something else kept ``records``."""
+    from layerparity.model.layer_classes import layer_classes
+    from layerparity.model.mechanisms import mechanisms_of
+
+    config, stages = plan.config, whole(plan)
+    classes, experts = layer_classes(plan.checkpoint.config)
+    shown = {
+        r.site.local if r.site.layer is not None else f"{r.site.path}:{r.site.end}" for r in records
+    }
+    ends = {record.site: record.digest for record in records}
+    feeds = [
+        Feed(site.path, site, digest, "chain" if site.layer is not None or site.step else "tokens")
+        for site, digest in ends.items()
+        if site.end == "in" and site.path in stages
+    ]
+    return Manifest(
+        model=model_print(plan),
+        kind=RunKind.candidate.value,
+        backend=recorded.what,
+        device="",
+        port="",
+        dtype=config.dtype.value,
+        scope={"kind": "full"},
+        feed=FeedMode.chained.value,
+        fingerprint=mark,
+        stages=list(stages),
+        inputs=inputs.hashes(),
+        feeds=feeds,
+        numerics={"max_new_tokens": str(config.generate.max_new_tokens)},
+        capture=SitePatterns(recorded.what, tuple(sorted(shown))),
+        records=records,
+        layer_classes=classes,
+        layer_experts=experts,
+        mechanisms=mechanisms_of(plan.checkpoint.config),
+        ranks=recorded.ranks,
+    )
+
+
+def _mark(recorded: Recorded, plan: RunPlan, inputs: Inputs) -> str:
+    """Return the hash of all that determines what is kept."""
+    config = plan.config
+    decided = [config.dtype.value, config.scope.kind.value, config.start, config.end, config.layer]
+    model = plan.checkpoint.config_digest
+    parts = [__version__, recorded.what, recorded.identity, model, decided, inputs.hashes()]
+    return text_digest(json.dumps(parts, sort_keys=True))
+
+
+def _tags(recorded: Recorded, plan: RunPlan, inputs: Inputs, mark: str) -> dict[str, str]:
+    """Return the tags that such a run is found and told apart by."""
+    config = plan.config
+    return {
+        "backend": recorded.what,
+        "scope": "full",
+        "model": config.model.label,
+        "model_type": str(plan.checkpoint.config.get("model_type")),
+        "config_digest": plan.checkpoint.config_digest,
+        "dtype": config.dtype.value,
+        "feed": FeedMode.chained.value,
+        "inputs": inputs.source,
+        "fingerprint": mark,
+        "git_commit": git_commit(),
+        "synthetic": "false",
+    }

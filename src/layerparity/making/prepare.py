@@ -1,0 +1,162 @@
+"""Decide everything about a run before a weight is read; what was typed is not changed.
+
+`RunPlan` is what the command and config.json tell, before seconds of imports. `Prepared` is the run
+on an opened backend, its inputs chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import TYPE_CHECKING
+
+from layerparity.anatomy.block import Block
+from layerparity.anatomy.family import Family, family_of
+from layerparity.anatomy.shards import Widths
+from layerparity.anatomy.site import Site
+from layerparity.anatomy.sizes import ModelSizes, sizes_of
+from layerparity.ground import console, registry
+from layerparity.ground.errors import UserError
+from layerparity.machine.memory import refuse_small_limits
+from layerparity.making import needs, typed_keys
+from layerparity.making.inputs import candidate
+from layerparity.making.request import goldens, repeated
+from layerparity.making.request.inputs import Inputs, Request
+from layerparity.making.request.scope import Scope, num_layers_of, scope_of
+from layerparity.model import architecture, weight_types
+from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.resolve import describe, open_checkpoint
+from layerparity.ports.opening import open_backend, open_port
+from layerparity.record.manifest import SitePatterns
+from layerparity.settings.config import LATEST, Config, FeedMode, RunKind
+
+if TYPE_CHECKING:
+    from layerparity.backends.base import Backend
+    from layerparity.tracking.store import Store
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The part of a model that a command asks for.
+
+    ``config`` are the command's keys; in the plan of a run its ``kind`` is not auto.
+    """
+
+    config: Config
+    checkpoint: Checkpoint
+    family: Family
+    num_layers: int
+    scope: Scope
+
+    def sites_of(self, stage: str, measured: Block | None = None) -> tuple[Site, ...]:
+        """Return the sites that hold what a stage is fed, as far as its block was ``measured``.
+
+        All hold the same values; the likeliest comes first.
+        """
+        return self.family.input_sites(stage, self.num_layers, measured)
+
+
+@dataclass(frozen=True)
+class Prepared(RunPlan):
+    """A run, decided: ``config`` has the feed it will have, as a run stores it."""
+
+    backend: Backend
+    inputs: Inputs
+    wanted: SitePatterns
+
+
+def with_kind(config: Config) -> Config:
+    """Return the configuration with kind=auto replaced by what its backend makes."""
+    if config.kind is not RunKind.auto:
+        return config
+    return replace(config, kind=open_backend.abilities(config).kind)
+
+
+def plan_run(config: Config) -> RunPlan:
+    """Return what a command asks for. Imports none of torch, transformers, torch_xla and mlflow.
+
+    Raises UserError for limits too small, a scope the model lacks, keys the port does not take.
+    """
+    refuse_small_limits()
+    values = describe(config.model).config
+    weight_types.block_of(values)
+    num_layers = num_layers_of(values)
+    family = family_of(str(values.get("model_type")))
+    scope = scope_of(config, num_layers, family)
+    if config.layer_chunks is not None:
+        # What is kept of a run is the range that it is: a chunk means nothing by itself.
+        config = replace(config, start=scope.start, end=scope.end, layer_chunks=None, chunk=None)
+    checkpoint = open_checkpoint(config.model, scope.needed)
+    checkpoint.refuse_other_sizes()
+    open_port.check(config, num_layers)
+    typed_keys.refuse_unmapped(config)
+    refuse_uneven_experts(config, sizes_of(checkpoint.config))
+    return RunPlan(config, checkpoint, family, num_layers, scope)
+
+
+def refuse_uneven_experts(config: Config, sizes: ModelSizes) -> None:
+    """Refuse groups of ranks that experts, or the width of each, are not divided by. UserError."""
+    tp, ep = config.tp_degree, config.moe_ep_degree
+    if ep > 1 and not sizes.experts:
+        raise UserError(
+            f"moe_ep_degree={ep} shares experts by number, and this model has none",
+            "use moe_ep_degree=1.",
+        )
+    widths = Widths(0, sizes.expert_intermediate, sizes.experts)
+    misfits = widths.misfits(tp, ep) if ep > 1 else []
+    if misfits:
+        # Their number comes last, and has to be right first.
+        misfit, near = misfits[-1], max(widths.degrees(ep, tp), default=0)
+        degrees = f"tp_degree={near} with moe_ep_degree={ep}"
+        raise UserError(
+            f"{misfit.by}={misfit.part} does not divide {misfit.size} ({misfit.what})",
+            f"use {degrees if near else f'moe_ep_degree={gcd(sizes.experts, ep)}'}.",
+        )
+
+
+def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
+    """Choose inputs, feed and capture of a planned run, and say what was chosen.
+
+    Raises UserError where transformers does not know the model, where no input fits, and for a
+    typed key that would change nothing.
+    """
+    config, scope = plan.config, plan.scope
+    # A tokenizer would be refused with it, and with less to go by.
+    architecture.known_type(plan.checkpoint.config.get("model_type"))
+    request = Request(
+        config=config,
+        model_folder=plan.checkpoint.folder,
+        model=plan.checkpoint.config,
+        stages=scope.stages,
+        sites_of=plan.sites_of,
+        golden=lambda reference: goldens.golden_for(store, reference, plan.checkpoint, request),
+        candidate=lambda name: store.find(name or LATEST, kind=RunKind.candidate.value),
+        run=store.find,
+        refuse_large=lambda *size: needs.refuse_beyond_memory(request, *size),
+    )
+    inputs: Inputs = registry.load("making.inputs", config.inputs.name).prepare(
+        config.inputs, request
+    )
+    embeds = inputs.source in ("prompt", "tokens") or candidate.TOKENS in inputs.given
+    if embeds and scope.stages[0] == "layers.0":
+        scope = scope.with_embedding()
+    typed_keys.refuse_unused(backend, inputs)
+    repeated.refuse_unfed(config, inputs)
+    if config.feed is FeedMode.isolated and inputs.feed is not FeedMode.isolated:
+        raise UserError(
+            "feed=isolated wants the block inputs of a golden run: use inputs=golden, "
+            "or feed=chained."
+        )
+    config = replace(config, feed=inputs.feed)
+    capture = config.capture
+    wanted = SitePatterns(capture.name, tuple(capture.include), tuple(capture.exclude))
+    if inputs.capture is not None and inputs.capture.include:
+        # Every value that is replaced is one that is seen.
+        wanted = inputs.capture
+    console.say(
+        f"{config.kind.value} run of {config.model.label}, {scope.describe()}, on "
+        f"{backend.name} ({backend.device_label}), {config.dtype.value}, capture={wanted.name}\n"
+        f"fed {inputs.chosen}; feed={config.feed.value}"
+    )
+    decided = {**vars(plan), "config": config, "scope": scope}
+    return Prepared(**decided, backend=backend, inputs=inputs, wanted=wanted)

@@ -1,0 +1,393 @@
+"""What the ranks of a compiled model captured, put together to whole tensors by site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerparity.anatomy.shards import spans
+from layerparity.anatomy.site import DECODE, EMBEDDING, PREFILL, Site
+from layerparity.anatomy.sizes import ModelSizes, sizes_of
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import text_digest
+from layerparity.making.captures import Captures, read_captures
+from layerparity.making.dump_layout import DumpLayout, spec_of
+from layerparity.making.elsewhere import LOGITS, Recorded, fed, stamp
+from layerparity.making.request.goldens import RecordedRun
+from layerparity.numbers.rank_parts import (
+    PartKind,
+    Split,
+    disagreeing,
+    distance,
+    found_slices,
+    merge,
+    sums_up,
+)
+from layerparity.record.dump_files import read_pt, real
+from layerparity.record.ranks import Disagreement, RankRecord, Sharding
+from layerparity.settings.config import RunKind
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.making.prepare import RunPlan
+    from layerparity.making.request.inputs import Inputs
+    from layerparity.record.stored_run import StoredRun
+    from layerparity.tracking.store import Store
+
+_MENTIONED = 3
+_REPLICATED, _TERMS = Split(PartKind.REPLICATED), Split(PartKind.PARTIAL)
+
+
+def of_captures(folder: Path, names: Path | None, plan: RunPlan, store: Store) -> Recorded:
+    """Return what a capture folder holds: ranks merged, padded on the right as buckets are.
+
+    A golden of the same tokens helps where only values tell terms of a sum from replicas that
+    disagree. Raises UserError for what cannot be put together, with the cure.
+    """
+    captures = read_captures(folder, names)
+    merged = _Merged(captures, sizes_of(plan.checkpoint.config))
+    files = [path for paths in captures.files.values() for path in paths]
+    identity = [f"{path.relative_to(folder)} {stamp(path)}" for path in files]
+    recorded = Recorded(
+        folder.name,
+        "capture",
+        merged,
+        text_digest("\n".join([*identity, str(sorted(captures.splits.items(), key=str))])),
+        skipped=merged.skipped,
+        sequences=_sequences(merged),
+        on_the_right=True,
+        notes=_notes(captures),
+    )
+    if captures.ranks > 1:
+        inputs = fed(recorded, plan, 0)
+        layout = DumpLayout(
+            inputs.attention_mask, merged.sizes.head_dim, recorded.sequences, on_the_right=True
+        )
+        merged.tell_terms(_Golden(plan, store, inputs, layout))
+    unsummed = [
+        f"what the ranks hold at {site} adds up to the golden's, and none holds the sum: a "
+        "reduction is missing"
+        for site in merged.unsummed
+    ]
+    return replace(
+        recorded,
+        ranks=merged.record(plan),
+        replicas=merged.replicas(),
+        notes=[*recorded.notes, *unsummed[:_MENTIONED]],
+    )
+
+
+def _notes(captures: Captures) -> list[str]:
+    left = captures.ignored
+    if not left:
+        return []
+    return [
+        f"{len(left)} captured modules have no site here: {', '.join(left[:3])}; a name map "
+        "(job.names=) can give them one"
+    ]
+
+
+def _sequences(tensors: Mapping[Site, torch.Tensor]) -> int:
+    """Return how many sequences a pass held. Raises UserError where the files contradict."""
+    held: dict[tuple[int, int], Site] = {}
+    for site, tensor in tensors.items():
+        # A head may be fed the last token alone.
+        if site.phase == PREFILL and tensor.dim() >= 3 and tensor.shape[1] > 1:
+            held.setdefault((tensor.shape[0], tensor.shape[1]), site)
+    if len(held) > 1:
+        (one, first), (two, second) = list(held.items())[:2]
+        raise UserError(
+            f"{first} holds {one[0]} sequences of {one[1]} tokens and {second} {two[0]} of "
+            f"{two[1]}, so that the files are of two runs, or of two buckets",
+            "keep the files of one run in a folder.",
+        )
+    return next(iter(held))[0] if held else 0
+
+
+class _Merged(Mapping[Site, "torch.Tensor"]):
+    """Captured tensors by site, whole, of their own dtype; read when one is asked for.
+
+    ``apart`` says where ranks should hold one tensor and do not, by sites of the prefill,
+    ``unsummed`` where they hold terms of a sum that was never made, ``skipped`` why a site is left
+    out.
+    """
+
+    def __init__(self, captures: Captures, sizes: ModelSizes) -> None:
+        self.captures, self.sizes = captures, sizes
+        self.skipped: dict[str, str] = {}
+        self.apart: dict[Site, Disagreement] = {}
+        self.unsummed: list[Site] = []
+        self.splits: dict[Site, Split] = {}
+        self._unclear: dict[str, list[Site]] = {}
+        self._alike: set[str] = set()
+        for site in captures.files:
+            split = self._split(site)
+            if split is not None:
+                self.splits[site] = split
+
+    def __getitem__(self, site: Site) -> torch.Tensor:
+        return self._whole(site, self.parts(site))
+
+    def _whole(self, site: Site, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the whole tensor of what each rank holds of a site. Raises UserError."""
+        split = self.splits[site]
+        if split.kind is PartKind.REPLICATED:
+            # Whether replicas agree was noted before.
+            whole = parts[0]
+        else:
+            try:
+                whole = merge(parts, split.shares(parts)).tensor
+            except ValueError as error:
+                raise UserError(
+                    f"{site}: the ranks' parts do not fit together ({error})",
+                    "say in a name map (job.names=) how they are split.",
+                ) from error
+        if not whole.is_floating_point():
+            whole = whole.long()
+        # What pads the vocabulary, so that ranks divide it, is nobody's token.
+        head = _plain(site) == LOGITS
+        return whole[..., : self.sizes.vocabulary] if head else whole
+
+    def replicas(self) -> dict[Site, torch.Tensor]:
+        """Return what odd ranks hold of the first stage where replicas are apart, by its sites.
+
+        What comes behind them in a chain, each rank may have computed from its own.
+        """
+        odd = [site for site in self.apart if self.splits.get(site, _TERMS).kind != _TERMS.kind]
+        stage = min(odd).place.stage if odd else ""
+        return {site: self._odd(site) for site in odd if site.place.stage == stage}
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.splits)
+
+    def __len__(self) -> int:
+        return len(self.splits)
+
+    def parts(self, site: Site) -> list[torch.Tensor]:
+        """Return what each rank captured at a site. Raises UserError for a file of no tensor."""
+        found: list[torch.Tensor] = []
+        for path in self.captures.files[site]:
+            held = read_pt(path)
+            if len(held) != 1:
+                raise UserError(
+                    f"{path} holds {len(held)} tensors",
+                    "capture one module in a file, as NxDI does.",
+                )
+            found += (real(each, path) for each in held.values())
+        return found
+
+    def _odd(self, site: Site) -> torch.Tensor:
+        """Return a site of the prefill as an odd rank holds it, or holds a slice of it."""
+        parts, split = self.parts(site), self.splits[site]
+        held = split.slices(len(parts)) if split.kind is PartKind.SHARDED else [0] * len(parts)
+        chosen = list(parts)
+        for rank in self.apart[site].ranks:
+            first = held.index(held[rank])
+            if distance(chosen[first], parts[first]) == 0.0:
+                chosen[first] = parts[rank]
+        return self._whole(site, chosen)
+
+    def _split(self, site: Site) -> Split | None:
+        """Return how a site lies on the ranks; None where it is left out. Raises UserError."""
+        parts = self.parts(site)
+        if any(part.dim() < 2 and part.numel() <= 1 for part in parts):
+            self.skipped[str(site)] = "the module put nothing out: a placeholder was captured"
+            return None
+        _refuse_two_runs(site, parts)
+        said = self.captures.splits.get(_plain(site))
+        if said is not None:
+            return said
+        width, own = self._width(site), parts[0].shape[-1]
+        if len(parts) == 1 or not parts[0].is_floating_point():
+            return _REPLICATED
+        if own == width or (_plain(site) == LOGITS and own > width):
+            self._note_replicas(site, parts)
+            return _REPLICATED
+        return self._slices(site, parts, width)
+
+    def _slices(self, site: Site, parts: Sequence[torch.Tensor], width: int) -> Split | None:
+        """Return how slices of channels make up a site. Raises UserError where one is missing."""
+        total = sum(part.shape[-1] for part in parts)
+        split = found_slices(parts, (*parts[0].shape[:-1], width))
+        if split is None and _plain(site) == LOGITS and total > width:
+            split = Split(PartKind.SHARDED)
+        if split is not None and split.copies > 1:
+            off, tiled = disagreeing(parts, split), replace(split, tiled=True)
+            if off and not disagreeing(parts, tiled):
+                # Ranks agree, in the other order: what attention makes of it is judged.
+                split, off = tiled, {}
+            self._note_apart(site, off)
+        if split is None and total < width:
+            raise UserError(
+                f"{site}: {len(parts)} ranks hold {total} of {width} channels, so that one is "
+                "missing, or the files are of another model",
+                "copy every rank's files, or say in a name map (job.names=) how they are split.",
+            )
+        if split is None:
+            self.skipped[str(site)] = f"its ranks hold {total} channels in place of {width}"
+        return split
+
+    def _note_replicas(self, site: Site, parts: Sequence[torch.Tensor]) -> None:
+        """Note whether parts of the whole's size agree; where not, values must tell why."""
+        name = f"{site.local if site.layer is not None else site.path}:{site.phase}"
+        others = disagreeing(parts)
+        if not others:
+            self._alike.add(name)
+            return
+        self._note_apart(site, others)
+        self._unclear.setdefault(name, []).append(site)
+
+    def _note_apart(self, site: Site, others: Mapping[int, float]) -> None:
+        """Note the ranks whose replica is another than the first's, by the largest distance."""
+        plain = _plain(site)
+        before = self.apart.get(plain)
+        if others and (before is None or max(others.values()) > before.relative):
+            self.apart[plain] = Disagreement(max(others.values()), tuple(others))
+
+    def record(self, plan: RunPlan) -> RankRecord:
+        """Return what is known of the ranks, for a run's manifest."""
+        shardings = {}
+        for site, split in self.splits.items():
+            width = self._width(site)
+            if split.kind is not PartKind.SHARDED or split.axis != -1 or site.phase != PREFILL:
+                continue
+            axes = spec_of(plan.family, site).axes
+            heads = "head" in axes
+            size = width // self.sizes.head_dim if heads else width
+            count = len(self.captures.files[site]) // split.copies
+            # The last of them may have less, where ranks do not divide it.
+            shares = [range(*span) for span in spans(size, count)]
+            held = [shares[slice_] for slice_ in split.slices(len(self.captures.files[site]))]
+            shardings[str(site)] = Sharding.of("head" if heads else axes[-1], held)
+        disagreements = {str(site): each for site, each in self.apart.items()}
+        return RankRecord(self.captures.ranks, shardings, disagreements)
+
+    def tell_terms(self, golden: _Golden) -> None:
+        """Tell terms of a sum from replicas that disagree, where ranks differ at a site.
+
+        They are replicas where the ranks agree at that site of another block, and terms where they
+        agree at what some block puts out behind it: there the sum was made. Else a golden's tensors
+        tell. Where terms add up to the golden's, and the ranks agree on what the block was fed and
+        not on what it put out, the sum was never made, and each rank went on with its term.
+        """
+        differing = set(self.apart)
+        for name, sites in self._unclear.items():
+            ends = [self._ends(site) for site in sites]
+            made = any(out in self.splits and _plain(out) not in differing for _, out in ends)
+            if name not in self._alike and sites[0].layer is not None and made:
+                self._add_up(sites)
+                continue
+            terms = [site for site in sites if self._sums_up(site, golden)]
+            lost = [
+                site
+                for site, (given, out) in zip(sites, ends, strict=True)
+                if site in terms and _plain(given) not in differing and _plain(out) in differing
+            ]
+            if terms and not lost and name not in self._alike:
+                self._add_up(sites)
+            self.unsummed += terms if lost else []
+
+    def _add_up(self, sites: Sequence[Site]) -> None:
+        """Take what ranks hold at sites for terms of a sum, which need not be alike."""
+        self.splits |= dict.fromkeys(sites, _TERMS)
+        for site in sites:
+            self.apart.pop(_plain(site), None)
+
+    def _ends(self, site: Site) -> tuple[Site, Site]:
+        """Return the sites of what a site's block was fed, and of what it put out."""
+        layer, at = site.layer or 0, site.pass_step
+        before = Site.inside(layer - 1, ":out", *at) if layer else Site("embed_tokens", "out", *at)
+        return before, Site.inside(layer, ":out", *at)
+
+    def _sums_up(self, site: Site, golden: _Golden) -> bool:
+        """Say whether what ranks hold at a site adds up to what the golden recorded there."""
+        whole = golden.tensor(site)
+        if whole is None:
+            return False
+        laid = [golden.laid_out(part, site) for part in self.parts(site)]
+        alike = [each for each in laid if each is not None and each.shape == whole.shape]
+        return len(alike) == len(laid) and sums_up(alike, whole)
+
+    def _width(self, site: Site) -> int:
+        """Return how wide the last axis of a whole tensor is, before heads are taken apart."""
+        sizes = self.sizes
+        if _plain(site) == LOGITS:
+            return sizes.vocabulary
+        name = site.local if site.layer is not None else ""
+        heads = {"q": sizes.heads, "k": sizes.kv_heads, "v": sizes.kv_heads}
+        widths = {
+            f"self_attn.{each}_{what}:out": count * sizes.head_dim
+            for each, count in heads.items()
+            for what in ("proj", "norm")
+        }
+        widths |= {"self_attn:context": sizes.heads * sizes.head_dim}
+        return {**widths, "mlp.gate:logits": sizes.experts}.get(name, sizes.hidden)
+
+
+def _refuse_two_runs(site: Site, parts: Sequence[torch.Tensor]) -> None:
+    """Raise UserError where ranks cannot have captured their parts in one run of one program.
+
+    Their types differ, their shapes along more than the axis of which each has a slice (or of how
+    many tokens there are), or the tokens that they were fed.
+    """
+    first = parts[0]
+    for rank, part in enumerate(parts):
+        tokens = part.shape[:-1] != first.shape[:-1] and part.shape[-1] == first.shape[-1]
+        ids = not part.is_floating_point() and site.path == EMBEDDING and not part.equal(first)
+        if part.dtype == first.dtype and part.dim() == first.dim() and not (tokens or ids):
+            continue
+        whose = [f"{each.dtype} {[*each.shape]}".removeprefix("torch.") for each in (first, part)]
+        said = f"rank 0 captured {whose[0]} and rank {rank} {whose[1]}"
+        raise UserError(
+            f"{site}: {'the ranks were fed other tokens' if whose[0] == whose[1] else said}, so "
+            "that the files are of two runs, or of two buckets",
+            "keep every rank's files of one run in a folder.",
+        )
+
+
+def _plain(site: Site) -> Site:
+    """Return a site as it is in the prefill."""
+    return Site(site.path, site.end)
+
+
+class _Golden:
+    """The newest golden that was fed the same tokens: what it recorded, real tokens alone."""
+
+    def __init__(self, plan: RunPlan, store: Store, inputs: Inputs, layout: DumpLayout) -> None:
+        self._plan, self._layout = plan, layout
+        self._real = inputs.attention_mask.bool()
+        self._run: RecordedRun | None = None
+        config, kind = plan.config, RunKind.golden.value
+        named = store.find(config.golden, kind=kind) if config.golden else store.own_runs(kind, 50)
+        for run in named:
+            opened = self._fit(run, inputs)
+            if opened is not None:
+                self._run = opened
+                return
+
+    def _fit(self, run: StoredRun, inputs: Inputs) -> RecordedRun | None:
+        """Return a run that was fed these tokens, by a model of this configuration; else None."""
+        if not run.finished or run.tags.get("config_digest") != self._plan.checkpoint.config_digest:
+            return None
+        opened = RecordedRun.of(run)
+        same = opened.manifest.inputs.get("token_ids") == inputs.hashes()["token_ids"]
+        return opened if same and not opened.manifest.values_of else None
+
+    def tensor(self, site: Site) -> torch.Tensor | None:
+        """Return what the golden recorded at a site, [real token, ...]; None for nothing."""
+        record = self._run.manifest.record(site) if self._run is not None else None
+        if record is None or self._run is None:
+            return None
+        whole = self._run.run.files.read_tensor(record)
+        return whole[self._real] if site.phase == PREFILL else whole.flatten(0, 1)
+
+    def laid_out(self, part: torch.Tensor, site: Site) -> torch.Tensor | None:
+        """Return a part of a pass in the same form, [real token, ...]; None where it is another."""
+        step = site.step if site.phase == DECODE else 0
+        laid = self._layout.laid_out(part, spec_of(self._plan.family, site), step)
+        if isinstance(laid, str):
+            return None
+        return laid.flatten(0, 1) if step else laid[self._real]

@@ -1,0 +1,172 @@
+"""The ways in which a side is held against itself: axes, their sizes, and what refuses them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from layerparity.ground.errors import UserError
+from layerparity.making import arrangement as layouts
+from layerparity.making import needs
+from layerparity.making.arrangement import Arrangement
+from layerparity.making.request.inputs import Request
+from layerparity.ports.opening import open_backend
+
+if TYPE_CHECKING:
+    from layerparity.making.prepare import Prepared
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One way in which a side is held against itself.
+
+    ``axis`` is what varies, ``size`` how much of it, ``detail`` which side or place; with
+    ``threads`` torch computes with so many.
+    """
+
+    axis: str
+    size: int
+    arrangements: tuple[Arrangement, ...]
+    detail: str = ""
+    threads: int | None = None
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.axis, str(self.size), self.detail)))
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What the variations of a run are made of: its mask, int64 [batch, token], and its limits."""
+
+    prepared: Prepared
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """The run's attention mask."""
+        return self.prepared.inputs.attention_mask
+
+    @property
+    def longest(self) -> int:
+        """Real tokens of the longest sequence."""
+        return int(self.mask.sum(-1).max())
+
+    def repeat(self, sizes: Sequence[int]) -> Iterator[Variation]:
+        """Yield the same run again, so many times."""
+        for time in range(1, max(sizes or (2,)) + 1):
+            yield Variation("repeat", time, (layouts.as_it_is(self.mask),))
+
+    def batch(self, sizes: Sequence[int]) -> Iterator[Variation]:
+        """Yield batches of other sizes; where strangers fill them up, at both ends."""
+        own = int(self.mask.shape[0])
+        for size in sizes or [each for each in (1, 2, 4) if each != own]:
+            # Nothing is made of a batch that no memory holds.
+            self.refuse_large(size, int(self.mask.shape[1]), "job.batch")
+            for where in (layouts.FIRST, layouts.LAST) if own % size else ("",):
+                made = layouts.in_batches(self.mask, size, where or layouts.FIRST)
+                yield Variation("batch", size, tuple(made), where)
+
+    def padding(self, sizes: Sequence[int]) -> Iterator[Variation]:
+        """Yield the longest sequence padded by so many tokens, on either side."""
+        fitting = [each for each in (1, 8) if self.longest + each <= self.context]
+        for size in sizes or fitting:
+            for side in (layouts.LEFT, layouts.RIGHT):
+                made = self._padded("padding", size, self.longest + size, side)
+                yield replace(made, detail=side)
+
+    def bucket(self, sizes: Sequence[int]) -> Iterator[Variation]:
+        """Yield the sequences padded on the right to a length, as static shapes are filled."""
+        next_power = 1 << self.longest.bit_length()
+        fitting = [each for each in (next_power, 2 * next_power) if each <= self.context]
+        for size in sizes or fitting:
+            yield self._padded("bucket", size, size, layouts.RIGHT)
+
+    def chunk(self, sizes: Sequence[int]) -> Iterator[Variation]:
+        """Yield prefills in chunks of so many tokens, each after what the cache holds."""
+        tokens = int(self.mask.shape[1])
+        usual = sorted({-(-tokens // 2), -(-tokens // 4)} - {tokens}, reverse=True)
+        for size in sizes or usual:
+            yield Variation("chunk", size, (layouts.in_chunks(self.mask, size),))
+
+    def cache(self, sizes: Sequence[int]) -> Iterator[Variation]:
+        """Yield a prefill through a cache of a length in tokens."""
+        tokens = int(self.mask.shape[1])
+        for size in sizes or [each for each in (tokens, 2 * tokens) if each <= self.context]:
+            if size < tokens:
+                raise UserError(
+                    f"job.cache=[{size}] is shorter than the text of {tokens} tokens",
+                    f"use {tokens} or more, or a shorter text.",
+                )
+            self.refuse_long("cache", size, size)
+            self.refuse_large(int(self.mask.shape[0]), size, "job.cache")
+            own = replace(layouts.as_it_is(self.mask), room=size)
+            yield Variation("cache", size, (own,))
+
+    def threads(self, sizes: Sequence[int]) -> Iterator[Variation]:
+        """Yield the same run with other numbers of torch's threads. UserError off the CPU."""
+        prepared = self.prepared
+        types, able = prepared.backend.device_types, open_backend.abilities(prepared.config)
+        if not able.eager or types - {"cpu"}:
+            raise UserError(
+                f"torch's threads change nothing on {prepared.backend.device_label}",
+                "leave job.threads out.",
+            )
+        own = torch.get_num_threads()
+        for size in sizes or sorted({1, 2, os.cpu_count() or 1} - {own}):
+            yield Variation("threads", size, (layouts.as_it_is(self.mask),), threads=size)
+
+    @property
+    def context(self) -> int:
+        """The model's context, in tokens."""
+        return self._request.max_tokens
+
+    def refuse_long(self, axis: str, size: int, tokens: int) -> None:
+        """Raise UserError for more tokens than the model's context."""
+        if tokens > self.context:
+            raise UserError(
+                f"job.{axis}=[{size}] makes {tokens} tokens of a sequence, and the model's context "
+                f"is {self.context}",
+                f"use {size - tokens + self.context} or less, or a shorter text.",
+            )
+
+    def refuse_large(self, sequences: int, tokens: int, key: str) -> None:
+        """Raise UserError for a batch that no memory holds."""
+        needs.refuse_beyond_memory(self._request, sequences, tokens, f"use a smaller {key}, or")
+
+    @property
+    def _request(self) -> Request:
+        prepared = self.prepared
+        # No reference is made of what is varied.
+        reference = replace(prepared.config.reference, make=False)
+        return Request(
+            config=replace(prepared.config, reference=reference),
+            model_folder=prepared.checkpoint.folder,
+            model=prepared.checkpoint.config,
+            stages=prepared.scope.stages,
+            sites_of=prepared.sites_of,
+            golden=lambda reference: (),
+        )
+
+    def _padded(self, axis: str, size: int, width: int, side: str) -> Variation:
+        if width < self.longest:
+            raise UserError(
+                f"job.{axis}=[{size}] is shorter than the text of {self.longest} tokens",
+                f"use {self.longest} or more, or a shorter text.",
+            )
+        self.refuse_long(axis, size, width)
+        self.refuse_large(int(self.mask.shape[0]), width, f"job.{axis}")
+        return Variation(axis, size, (layouts.padded(self.mask, width, side),))
+
+
+VARY: dict[str, Callable[[Axes, Sequence[int]], Iterator[Variation]]] = {
+    "repeat": Axes.repeat,
+    "batch": Axes.batch,
+    "padding": Axes.padding,
+    "chunk": Axes.chunk,
+    "cache": Axes.cache,
+    "threads": Axes.threads,
+    "bucket": Axes.bucket,
+}

@@ -1,0 +1,253 @@
+"""Run a scope's stages on the same tokens in another arrangement, shown as the run had them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from layerparity.anatomy.block import Block
+from layerparity.anatomy.family import CHOSEN_TOKENS
+from layerparity.ground import progress
+from layerparity.ground.errors import UserError
+from layerparity.ground.profile import Spent
+from layerparity.machine.device import Placed
+from layerparity.making import make, write
+from layerparity.making.arrangement import Arrangement
+from layerparity.making.execute import Execution
+from layerparity.making.pass_result import PassResult
+from layerparity.making.prepare import Prepared
+from layerparity.making.request.inputs import pad_of
+from layerparity.making.variations import Variation
+from layerparity.ports.base import Call, Observed, Port
+from layerparity.record.folder import RunFolder
+from layerparity.record.manifest import Manifest
+from layerparity.record.ranks import RankRecord
+from layerparity.record.recorder import Recorder
+from layerparity.record.stored_run import StoredRun, from_folder
+from layerparity.settings.config import RunKind
+
+
+class VariedPort(Port):
+    """Runs another port's loaded stages on rearranged tokens; what it returns is laid out again.
+
+    Outside it, values have the shape [batch, token, ...] of the run. Between stages that are
+    chained, the port's own values go on, padding and strangers among them. ``pad`` is the id of
+    added padding; with ``reads`` weights are loaded anew, else they are there.
+    """
+
+    def __init__(
+        self, port: Port, arrangements: Sequence[Arrangement], pad: int, reads: bool
+    ) -> None:
+        self.port, self.arrangements, self.pad, self.reads = port, arrangements, pad, reads
+        self._calls: list[list[Call]] = []
+        self._last: torch.Tensor | None = None
+        self._states: list[torch.Tensor] = []
+        self._shape = (0, 0)
+
+    def place(self, stages: Sequence[str]) -> list[Placed]:
+        """Nothing moves: the port's stages are placed."""
+        return []
+
+    def blocks(self) -> dict[int, Block]:
+        """Return the port's."""
+        return self.port.blocks()
+
+    def load(self, stage: str) -> dict[str, str]:
+        """Load a stage's weights where they are not kept."""
+        return self.port.load(stage) if self.reads else {}
+
+    def expect(self, stage: str | None) -> None:
+        """Begin to read a stage's weights."""
+        if self.reads:
+            self.port.expect(stage)
+
+    def spent(self, stage: str) -> Spent:
+        """Return what reading the stage's weights took."""
+        return self.port.spent(stage) if self.reads else Spent()
+
+    def release(self, stage: str) -> None:
+        """Give a stage's memory back."""
+        self.port.release(stage)
+
+    def computes_on(self) -> str:
+        """Return the port's."""
+        return self.port.computes_on()
+
+    def rank_record(self) -> RankRecord:
+        """Return the port's."""
+        return self.port.rank_record()
+
+    def new_cache(self, batch: int, max_tokens: int) -> Any:
+        """Refuse: each arrangement has a cache of its own."""
+        raise UserError("a rearranged run generates nothing", "leave generate.max_new_tokens out.")
+
+    def begin(self, call: Call) -> None:
+        """Prepare the passes of each arrangement."""
+        self._shape, self._last = (call.batch, call.tokens), None
+        self._calls = [self._calls_of(call, each) for each in self.arrangements]
+
+    def run(self, stage: str, given: torch.Tensor) -> Observed:
+        """Run one stage on ids int64 [batch, token], or [batch, token, channel], rearranged."""
+        chained = given is self._last
+        parts: list[tuple[Arrangement, Observed]] = []
+        for index, (arrangement, calls) in enumerate(
+            zip(self.arrangements, self._calls, strict=True)
+        ):
+            laid = self._states[index] if chained else arrangement.lay(given, self.pad)
+            bounds = pairwise(arrangement.bounds)
+            observed = [
+                self._passed(stage, call, laid[:, start:end])
+                for call, (start, end) in zip(calls, bounds, strict=True)
+            ]
+            parts.append((arrangement, _joined(observed)))
+        self._states = [each.output for _, each in parts]
+        first = parts[0][1]
+        output = self._put_back([(each, seen.output) for each, seen in parts])
+        tensors = {}
+        for local, spec in first.specs.items():
+            if local in first.tensors:
+                values = [(each, seen.tensors[local]) for each, seen in parts]
+                if spec is CHOSEN_TOKENS:
+                    values = [(each, each.columns_of(value)) for each, value in values]
+                tensors[local] = self._put_back(values)
+        self._last = output
+        return Observed(output, tensors, first.specs, first.unseen)
+
+    def _calls_of(self, call: Call, arrangement: Arrangement) -> list[Call]:
+        if call.fed:
+            raise UserError(
+                "Another run's own values inside blocks cannot be rearranged",
+                "use inputs=prompt, tokens or golden.",
+            )
+        cache = None
+        if arrangement.room:
+            cache = self.port.new_cache(len(arrangement.rows), arrangement.room)
+        told = {layer: arrangement.lay(value) for layer, value in call.choices.items()}
+        seen = {layer: arrangement.places_of(value) for layer, value in call.attended.items()}
+        calls = []
+        for start, end in pairwise(arrangement.bounds):
+            part = slice(start, end)
+            calls.append(
+                Call(
+                    arrangement.mask[:, :end].contiguous(),
+                    arrangement.positions[:, part].contiguous(),
+                    cache,
+                    {layer: value[:, part].contiguous() for layer, value in told.items()},
+                    {layer: value[:, part].contiguous() for layer, value in seen.items()},
+                )
+            )
+        return calls
+
+    def _passed(self, stage: str, call: Call, given: torch.Tensor) -> Observed:
+        self.port.begin(call)
+        return self.port.run(stage, given.contiguous())
+
+    def _put_back(self, parts: Sequence[tuple[Arrangement, torch.Tensor]]) -> torch.Tensor:
+        value = parts[0][1]
+        whole = torch.zeros(*self._shape, *value.shape[2:], dtype=value.dtype)
+        for arrangement, each in parts:
+            arrangement.put_back(each.detach().cpu(), whole)
+        return whole
+
+
+def _joined(parts: Sequence[Observed]) -> Observed:
+    """Return what a stage gave in several passes as in one, [sequence, place, ...]."""
+    if len(parts) == 1:
+        return parts[0]
+    tensors = {}
+    for local in parts[0].tensors:
+        values = [each.tensors[local] for each in parts]
+        if parts[0].specs[local] is CHOSEN_TOKENS:
+            # Later passes choose from more tokens.
+            widest = max(each.shape[-1] for each in values)
+            values = [
+                torch.nn.functional.pad(v, (widest - v.shape[-1], 0), value=-1) for v in values
+            ]
+        tensors[local] = torch.cat(values, 1)
+    output = torch.cat([each.output for each in parts], 1)
+    return Observed(output, tensors, parts[0].specs, parts[0].unseen)
+
+
+@dataclass
+class VariedRuns:
+    """A run, kept in ``folder``, and the same again in other arrangements, by one port.
+
+    Weights are read once, unless they stream.
+    """
+
+    prepared: Prepared
+    port: Port
+    folder: Path
+    fingerprint: str
+    base: StoredRun = field(init=False)
+    manifest: Manifest = field(init=False)
+    _result: PassResult = field(init=False)
+
+    def __post_init__(self) -> None:
+        where = self.folder / "base"
+        where.mkdir()
+        self.manifest, self._result = make.execute(
+            self.prepared, self.port, where, self.fingerprint
+        )
+        self.base = self._kept(where, self.manifest, self._result)
+
+    def vary(self, variation: Variation, bar: progress.Progress) -> StoredRun:
+        """Run the stages in an arrangement, each a step of the ``bar``.
+
+        Return the run, which the next call overwrites.
+        """
+        prepared, backend = self.prepared, self.prepared.backend
+        where = self.folder / "varied"
+        shutil.rmtree(where, ignore_errors=True)
+        where.mkdir()
+        recorder, stages = Recorder(where), prepared.scope.stages
+        given = prepared.inputs.sites
+        pad = pad_of(prepared.checkpoint.config)
+        with _threads(variation):
+            result = Execution(
+                port=VariedPort(self.port, variation.arrangements, pad, backend.streams),
+                stages=stages,
+                inputs=prepared.inputs,
+                input_sites={s: given.get(s, prepared.sites_of(s)[0]) for s in stages},
+                wanted=prepared.wanted,
+                recorder=recorder,
+                count=bar,
+                streams=backend.streams,
+                ahead=backend.ahead,
+            ).run()
+        manifest = replace(
+            self.manifest,
+            kind=RunKind.candidate.value,
+            feeds=result.feeds,
+            records=recorder.records,
+            skipped=result.skipped,
+            reference="",
+            fingerprint=f"{self.fingerprint} {variation}",
+        )
+        result.tensors_used, result.effective = self._result.tensors_used, self._result.effective
+        return self._kept(where, manifest, result)
+
+    def _kept(self, folder: Path, manifest: Manifest, result: PassResult) -> StoredRun:
+        files = RunFolder(folder)
+        write.describe(self.prepared, files, result)
+        files.write_manifest(manifest)
+        return from_folder(folder)
+
+
+@contextmanager
+def _threads(variation: Variation) -> Iterator[None]:
+    """Let torch compute with a variation's threads, if it has a number of them."""
+    before = torch.get_num_threads()
+    if variation.threads is not None:
+        torch.set_num_threads(variation.threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

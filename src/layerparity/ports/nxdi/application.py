@@ -1,0 +1,206 @@
+"""Find what `port.model` names: an NxDI application, a model class, or a decoder layer.
+
+An application (``NeuronBaseForCausalLM``) knows its configuration, its converter and its model
+class. A model class or a layer is looked up among the applications of its module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from layerparity.ground.errors import UserError, nearest
+from layerparity.model.architecture import read_config
+from layerparity.ports.nxdi import absent
+from layerparity.ports.nxdi.named import no_module, refuse_missing
+from layerparity.ports.ranks.child import said
+
+CONVERTER = "convert_hf_to_neuron_state_dict"
+
+
+@dataclass(frozen=True)
+class Application:
+    """An NxDI application class; ``layer`` is the decoder layer that was named, if one was."""
+
+    cls: Any
+    layer: Any = None
+
+    @property
+    def model(self) -> Any:
+        """The class of the model whose forward is compiled."""
+        return self.cls._model_cls
+
+    @property
+    def package(self) -> str:
+        """The top package that the application's base class is of."""
+        bases = [each.__module__ for each in self.cls.__mro__ if each.__module__ != "builtins"]
+        return next((each.partition(".")[0] for each in bases if ".models." in each), "")
+
+    def block(self, built: Any, config: Any, whole: Any, layer: int) -> Any:
+        """Return block ``layer`` for a model of one block, whose own is ``built``.
+
+        ``config`` is of that one block, ``whole`` of all: a block may go by its index (every second
+        layer has no rotary, say), so it is made with its own wherever it takes one. Where a model
+        makes a configuration for each block, it is made with the one that the model makes for it.
+        Raises UserError where the model does not show which that is.
+        """
+        cls = self.layer or type(built)
+        required = [
+            each.name
+            for each in inspect.signature(cls).parameters.values()
+            if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
+        indexed = len(required) == 2 and required[1].startswith("layer")
+        if self.layer is not None:
+            return cls(whole, layer) if indexed else cls(config)
+        if not (layer and indexed):
+            return built
+        if any(getattr(each, "config", None) is config for each in built.modules()):
+            return cls(whole, layer)
+        made = self._made_with(cls, whole)
+        if len(made) != int(whole.num_hidden_layers):
+            # Blocks of several classes: the configuration of this one chose the class.
+            return built
+        args, keys = made[layer]
+        return cls(*args, **keys)
+
+    def _made_with(self, cls: Any, whole: Any) -> list[tuple[Any, Any]]:
+        """Return what the model gives its blocks of a class to be made with, in their order.
+
+        While it is asked no block is filled, so that no more than one is ever held.
+        """
+        made: list[tuple[Any, Any]] = []
+
+        def note(block: Any, *args: Any, **keys: Any) -> None:
+            made.append((args, keys))
+            nn.Module.__init__(block)
+
+        usual = cls.__init__
+        cls.__init__ = note
+        try:
+            self.model(whole)
+        finally:
+            cls.__init__ = usual
+        return made
+
+
+def import_named(target: str, paths: tuple[str, ...]) -> Application:
+    """Import what ``target`` names, from folders ``paths`` too. Raises UserError with the cure."""
+    refuse_missing(target, paths)
+    sys.path[:0] = [str(Path(path).absolute()) for path in paths]
+    absent.install()
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise no_module(target, error.name) from error
+        raise UserError(
+            f"port.model={target}: importing {module_name} {said(error)}",
+            "install what it imports, or name its folder in port.path=[...].",
+        ) from error
+    except Exception as error:
+        raise UserError(f"port.model={target}: importing {module_name} {said(error)}") from error
+    found = getattr(module, name, None)
+    if not inspect.isclass(found):
+        known = [each for each, value in vars(module).items() if inspect.isclass(value)]
+        raise UserError(
+            f"port.model={target}: {module_name} has no class '{name}'.{nearest(name, known)}"
+        )
+    application = _application_of(found, module)
+    absent.without_markers(application.package)
+    return application
+
+
+def _application_of(found: Any, module: ModuleType) -> Application:
+    """Return the application that a class is, or belongs to."""
+    if hasattr(found, "_model_cls") and hasattr(found, CONVERTER):
+        return Application(found)
+    known = [
+        each
+        for each in vars(module).values()
+        if inspect.isclass(each) and hasattr(each, "_model_cls") and hasattr(each, CONVERTER)
+    ]
+    own = [each for each in known if each.__module__ == module.__name__]
+    of_model = [each for each in own if each._model_cls is found]
+    if of_model:
+        return Application(of_model[0])
+    if len(own) != 1:
+        raise UserError(
+            f"port.model names {found.__name__}, and its module has {len(own)} applications with "
+            f"{CONVERTER} that it could belong to",
+            "name the application class itself.",
+        )
+    return Application(own[0], layer=found)
+
+
+def configured(
+    application: Application,
+    config: Mapping[str, Any],
+    neuron: Mapping[str, Any],
+) -> Any:
+    """Return the application's configuration of config.json's values and NeuronConfig's keys.
+
+    Raises UserError with what the configuration class says.
+    """
+    values = {**_beyond(config), **config}
+    if values.get("pad_token_id") is None:
+        values["pad_token_id"] = 0
+    # NxDI loads its own weights from here, and nothing else is to be loaded.
+    values.pop("_name_or_path", None)
+    try:
+        config_class = application.cls.get_config_cls()
+        made = config_class.get_neuron_config_cls()(**neuron)
+        known = read_config(config)
+        # One of another name today: num_experts, which transformers 5 writes as num_local_experts.
+        for name in config_class.get_required_attributes(object.__new__(config_class)):
+            if name not in values and hasattr(known, name):
+                values[name] = getattr(known, name)
+        return config_class(made, **values)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{application.cls.__name__}: its configuration {said(error)}",
+            "port.neuron_config and port.model_config take what it wants.",
+        ) from error
+
+
+def _beyond(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what transformers 4 had at the top of a configuration, and 5 nests or leaves out."""
+    rope = config.get("rope_parameters") or {}
+    scaled = rope.get("rope_type", "default") != "default"
+    return {
+        "rope_theta": rope.get("rope_theta", 10000.0),
+        "rope_scaling": dict(rope) if scaled else None,
+        "output_attentions": False,
+        "output_hidden_states": False,
+        "use_return_dict": True,
+    }
+
+
+def narrow(config: Any, layer: int, count: int) -> None:
+    """Let a configuration of one block describe block ``layer`` of ``count``.
+
+    What it lists by layer (a name of the layer's kind, or whether it has experts) is cut to that
+    block's; a list of layers says whether the block is among them.
+    """
+    for name, value in list(vars(config).items()):
+        if name == "first_k_dense_replace" and isinstance(value, int):
+            setattr(config, name, max(0, value - layer))
+        elif name in _LISTS_OF_LAYERS and isinstance(value, list):
+            setattr(config, name, [0] if layer in value else [])
+        elif isinstance(value, list) and len(value) == count and "layer" in name:
+            setattr(config, name, value[layer : layer + 1])
+
+
+# Configurations that say which layers are of a kind, by their numbers.
+_LISTS_OF_LAYERS = ("mlp_only_layers", "moe_layers", "cross_attention_layers")

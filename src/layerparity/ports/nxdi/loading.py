@@ -1,0 +1,284 @@
+"""Load one stage's weights by the application's own converter, preshard hooks and sharding."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from layerparity.anatomy.site import EMBEDDING, HEAD, Site
+from layerparity.ground.errors import UserError
+from layerparity.ports.nxdi.application import CONVERTER, Application
+from layerparity.ports.nxdi.converter import ElementOrigin, inverse, trace
+from layerparity.ports.nxdi.fp8 import Fp8Weights, refuse_fp8_modules
+from layerparity.ports.ranks.child import said
+from layerparity.ports.ranks.side import Held, RankAssets
+
+if TYPE_CHECKING:
+    from layerparity.model.checkpoint import Checkpoint
+
+_PREFIX = "model."
+_FIRST = "layers.0."
+_EXPERT = re.compile(r"\.experts\.(\d+)\.", re.ASCII)
+# Tensors by stored name, read anew: a converter uses them up.
+Given = Callable[[], dict[str, torch.Tensor]]
+# Tensors outside the stage that a converter may ask for before it gives up.
+_EXTRAS = 8
+
+
+@dataclass
+class StageWeights:
+    """A stage's weights in its modules: what was read, and where each element went.
+
+    ``used`` are the hashes of stored tensors that the modules hold elements of; ``origins`` are by
+    parameter, ``shapes`` by stored name.
+    """
+
+    parameters: dict[str, torch.Tensor]
+    used: dict[str, str]
+    origins: dict[str, ElementOrigin]
+    shapes: dict[str, torch.Size]
+
+    def held(self, checkpoint: Checkpoint, experts: range) -> dict[str, Held]:
+        """Return what this rank's parameters hold of each stored tensor.
+
+        Of the ``experts`` that are the rank's own it must hold something; where it holds nothing of
+        one, that differs.
+        """
+        found = {}
+        for name, got in inverse(self.origins, self.parameters, self.shapes).items():
+            stored = checkpoint.value(name, got.values.dtype)
+            differs = got.doubled or not _same(got.values[got.mask], stored[got.mask])
+            found[name] = Held(got.values, got.mask, got.parameter, differs)
+        for name, shape in self.shapes.items():
+            expert = _EXPERT.search(name)
+            if expert is not None and int(expert[1]) in experts and name not in found:
+                nothing = torch.zeros(shape, dtype=torch.bool)
+                found[name] = Held(nothing, nothing, "", True)
+        return found
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def loaded(
+    application: Application,
+    model: Any,
+    config: Any,
+    stage: str,
+    assets: RankAssets,
+    *,
+    traces: Traces,
+) -> StageWeights:
+    """Fill a model of one stage from the checkpoint; return what it holds now.
+
+    Raises UserError where the converter raises, or what it makes does not fit the modules.
+    """
+    checkpoint, dtype = assets.checkpoint, config.neuron_config.torch_dtype
+    tied = bool(getattr(config, "tie_word_embeddings", False))
+    # In one order, wherever a block's tensors are stored.
+    names = sorted(stage_names(checkpoint, stage, tied), key=lambda name: renamed(name, stage))
+    fp8 = Fp8Weights.of(checkpoint, names, dtype)
+    conversion = _Conversion(application, model, config, stage, assets, fp8.ones)
+    if fp8.scales:
+        conversion.of(lambda: fp8.wide(checkpoint.read(names)[0]))
+        if conversion.left:
+            # It expects a checkpoint without any.
+            fp8 = replace(fp8, numbers={}, scales={})
+    conversion.scales = fp8.scales
+    hashes: dict[str, str] = {}
+
+    def given() -> dict[str, torch.Tensor]:
+        """Read a block, which is large: nobody but the converter holds it."""
+        values, read = checkpoint.read(names)
+        hashes.update(read)
+        return {**fp8.wide(values), **fp8.numbers}
+
+    model.load_state_dict(conversion.of(given), strict=False)
+    own = model.state_dict()
+    refuse_fp8_modules(own)
+    blank = {name: fp8.blank(checkpoint, name) for name in names}
+    form = StageForm.of(blank, stage, conversion.extras, config)
+    origins = traces.of(form, own, checkpoint, blank)
+    if origins is None:
+        conversion.scales = fp8.ones
+        origins = traces.kept(form, own, trace(conversion.once, blank))
+    reached = {name for origin in origins.values() for name in origin.stored}
+    used = {name: digest for name, digest in hashes.items() if name in reached}
+    shapes = {name: value.shape for name, value in blank.items()}
+    return StageWeights({name: own[name] for name in origins}, used, origins, shapes)
+
+
+@dataclass
+class _Conversion:
+    """The application's conversion of a stage, and NxD's sharding of what it makes for this rank.
+
+    ``scales`` of FP8 weights are given to it beside the tensors, ``extras`` are tensors of other
+    stages that it asked for; ``left`` says whether it left all scales as they were.
+    """
+
+    application: Application
+    model: Any
+    config: Any
+    stage: str
+    assets: RankAssets
+    scales: dict[str, torch.Tensor]
+    extras: list[str] = field(default_factory=list)
+    left: bool = False
+
+    def once(self, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return this rank's tensors by parameter, of those by stored name, which may change."""
+        from neuronx_distributed.trace.trace import get_sharded_checkpoint
+
+        with _quiet():
+            state = self._whole(stored)
+            get_sharded_checkpoint(state, self.model, self.assets.rank, self.assets.count)
+        return state
+
+    def _whole(self, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        state = {renamed(name, self.stage): value for name, value in stored.items()}
+        for name, value in self.scales.items():
+            state[renamed(name, self.stage)] = value.clone()
+        for name in self.extras:
+            state.setdefault(renamed(name, self.stage), self.assets.checkpoint.value(name))
+        state = getattr(self.application.cls, CONVERTER)(state, self.config)
+        self.left = all(renamed(name, self.stage) in state for name in self.scales)
+        if getattr(self.config, "tie_word_embeddings", False) and self.stage == HEAD:
+            self.application.cls.update_state_dict_for_tied_weights(state)
+        _cast(state, self.config)
+        return state
+
+    def of(self, given: Given) -> dict[str, torch.Tensor]:
+        """Convert what is given, by stored name; what else is asked for is read and given, too."""
+        what = f"{self.application.cls.__name__}'s converter, for {self.stage}"
+        for _ in range(_EXTRAS):
+            try:
+                return self.once(given())
+            except UserError:
+                raise
+            except KeyError as error:
+                asked = str(error.args[0]) if error.args else ""
+                # The block stands first in the model: what it lacks itself is no other block's.
+                mine = asked.startswith(_FIRST)
+                known = () if mine else (f"{_PREFIX}{asked}", asked)
+                stored = self.assets.checkpoint.tensors
+                name = next((each for each in known if each in stored), None)
+                if name is None or name in self.extras:
+                    raise UserError(
+                        f"{what}, wants '{asked}', which the checkpoint does not hold",
+                        "look whether an earlier step of the converter deleted or renamed it.",
+                    ) from error
+                self.extras.append(name)
+            except Exception as error:
+                said_of = f"{what}, or the sharding of what it made, {said(error)}"
+                raise UserError(said_of) from error
+        raise UserError(f"{what}, wants {', '.join(self.extras)} and more of other stages")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Let nothing be printed: a converter's progress is of no interest, stage by stage."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@dataclass(frozen=True)
+class StageForm:
+    """What the origin of a stage's elements depends on: all but their values.
+
+    ``names`` are stored, in one order for all blocks; ``form`` is equal for stages that a
+    converter treats alike: names in a model of one block, shapes, types and the configuration.
+    """
+
+    names: tuple[str, ...]
+    form: tuple[object, ...]
+
+    @classmethod
+    def of(
+        cls, values: Mapping[str, torch.Tensor], stage: str, extras: Sequence[str], config: Any
+    ) -> StageForm:
+        """Return the form of a stage of these stored tensors."""
+        tensors = [(renamed(n, stage), value.shape, value.dtype) for n, value in values.items()]
+        keys = {name: repr(each) for name, each in vars(config).items() if name != "neuron_config"}
+        return cls(tuple(values), (*tensors, *extras, *sorted(keys.items())))
+
+
+class Traces:
+    """The origins of stages' elements, kept: of blocks of one form, one trace serves all.
+
+    Only the last one is: a real block's takes eight bytes an element.
+    """
+
+    def __init__(self) -> None:
+        self._form: tuple[object, ...] | None = None
+        self._origins: dict[str, ElementOrigin] = {}
+
+    def of(
+        self,
+        form: StageForm,
+        parameters: Mapping[str, torch.Tensor],
+        checkpoint: Checkpoint,
+        blank: Mapping[str, torch.Tensor],
+    ) -> dict[str, ElementOrigin] | None:
+        """Return what was traced of another stage of this form; None where it is not right here.
+
+        It is right if the ``parameters`` that were just loaded hold the stored values there, whose
+        shapes ``blank`` has.
+        """
+        if form.form != self._form:
+            return None
+        origins = {n: replace(each, names=form.names) for n, each in self._origins.items()}
+        shapes = {name: value.shape for name, value in blank.items()}
+        for name, got in inverse(origins, parameters, shapes).items():
+            stored = checkpoint.value(name, got.values.dtype)
+            if got.doubled or not _same(got.values[got.mask], stored[got.mask]):
+                return None
+        return origins
+
+    def kept(
+        self,
+        form: StageForm,
+        parameters: Mapping[str, torch.Tensor],
+        traced: Mapping[str, ElementOrigin],
+    ) -> dict[str, ElementOrigin]:
+        """Keep what was traced of a form; return those parameters' that hold stored elements."""
+        self._form = form.form
+        self._origins = {
+            parameter: origin
+            for parameter, origin in traced.items()
+            if parameter in parameters and origin.held
+        }
+        return dict(self._origins)
+
+
+def _cast(state: dict[str, torch.Tensor], config: Any) -> None:
+    """Cast what is floating to the model's type, as NxDI's loader does where it is told to."""
+    neuron = config.neuron_config
+    if neuron.torch_dtype == torch.float32 or getattr(neuron, "cast_type", "") != "config":
+        return
+    for name, value in state.items():
+        if value.is_floating_point() and not name.endswith("scale"):
+            state[name] = value.to(neuron.torch_dtype)
+
+
+def stage_names(checkpoint: Checkpoint, stage: str, tied: bool) -> list[str]:
+    """Return the stored tensors of a stage; of a tied head those of the embedding."""
+    owner = EMBEDDING if stage == HEAD and tied else stage
+    marks = (f"{_PREFIX}{owner}.", f"{owner}.")
+    return [name for name in checkpoint.weights if name.startswith(marks)]
+
+
+def renamed(name: str, stage: str) -> str:
+    """Return a stored tensor's name in a model that has this stage's block as its first."""
+    inside = name.removeprefix(_PREFIX)
+    if Site(stage, "in").layer is None:
+        return inside
+    return inside.replace(f"{stage}.", "layers.0.", 1)

@@ -1,0 +1,282 @@
+"""One rank of an NxDI model: its blocks built, loaded and run one at a time, in NxD's CPU mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerparity.anatomy.family import ROUTED
+from layerparity.anatomy.shards import ExpertGroups, padded
+from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Site
+from layerparity.anatomy.sizes import sizes_of
+from layerparity.ground.errors import UserError
+from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
+from layerparity.ports.base import Call
+from layerparity.ports.nxdi import absent, groups
+from layerparity.ports.nxdi.application import Application, configured, import_named, narrow
+from layerparity.ports.nxdi.loading import StageWeights, Traces, loaded
+from layerparity.ports.nxdi.passes import NxdiPass, adds_embeddings, pass_of, splits_tokens
+from layerparity.ports.nxdi.sites import SITES, RankLayout, Watched, channels_of, weights_of
+from layerparity.ports.ranks.child import said
+from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
+
+OUTSIDE = (EMBEDDING, NORM, HEAD)
+
+
+@dataclass
+class _Stage:
+    """A loaded stage: models of one block, or of none, and what their parameters come from.
+
+    NxDI compiles one model for prefills and one for decode steps, which hold the same parameters;
+    without a cache there is none for steps.
+    """
+
+    name: str
+    prefill: Any
+    step: Any
+    weights: StageWeights
+    layout: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def model(self, now: NxdiPass) -> Any:
+        """Return the model that runs a pass."""
+        return self.prefill if now.prefill or self.step is None else self.step
+
+    def module(self, now: NxdiPass) -> nn.Module:
+        """Return what of that model is this stage's."""
+        model = self.model(now)
+        found: nn.Module = getattr(model, self.name) if self.name in OUTSIDE else model.layers[0]
+        return found
+
+
+class NxdiRank(RankSide):
+    """Builds NxDI's own classes and runs them as one rank of ``tp_degree``."""
+
+    environment: Mapping[str, str] = {
+        "NXD_CPU_MODE": "1",
+        "PJRT_DEVICE": "CPU",
+        "TOKENIZERS_PARALLELISM": "false",
+        # Gloo talks over the loopback interface alone.
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+
+    def __init__(
+        self,
+        assets: RankAssets,
+        *,
+        model: str,
+        path: Sequence[str] = (),
+        neuron_config: Mapping[str, Any] | None = None,
+        model_config: Mapping[str, Any] | None = None,
+        names: Mapping[str, str] | None = None,
+        expert_groups: int = 1,
+    ) -> None:
+        super().__init__(assets)
+        self.application: Application = import_named(model, tuple(path))
+        self.neuron = dict(neuron_config or {})
+        self.values = {**assets.checkpoint.config, **(model_config or {})}
+        self.names = dict(names or {})
+        count = sizes_of(assets.checkpoint.config).experts
+        self.experts = ExpertGroups(count, assets.count, expert_groups)
+        self.dtype: torch.dtype = getattr(torch, assets.dtype)
+        self._stages: dict[str, _Stage] = {}
+        self._traces = Traces()
+        self._sizes = (1, 8)
+        taps = {tap.local for tap in assets.family.taps}
+        # What no other implementation of the family shows has nothing to be compared with.
+        self._tapped = [local for local in SITES if local in taps]
+        self._room = 0
+        self._pass: NxdiPass | None = None
+
+    @classmethod
+    def prepare(cls, keys: Mapping[str, Any]) -> None:
+        """Import the model's module, once for all ranks."""
+        import_named(keys["model"], tuple(keys.get("path") or ()))
+
+    def start(self) -> dict[str, str]:
+        """Join the other ranks. Raises UserError where fewer are granted than were asked for."""
+        groups.join(self.assets, self.experts)
+        return {"nxd_cpu_mode": "gloo"}
+
+    def place(self, stages: Sequence[str]) -> int:
+        """Check that the configuration and the blocks can be made; return bytes of weights."""
+        self._config(layers=1)
+        stored = self.assets.checkpoint.tensors.values()
+        wanted = {stage if stage in OUTSIDE else f"{stage}." for stage in stages}
+        unknown = [stage for stage in stages if stage not in OUTSIDE and stage.count(".") > 1]
+        if unknown:
+            raise UserError(
+                f"port=nxdi runs whole blocks, and {unknown[0]} is a component of one",
+                "leave component out: its sites are observed within the block.",
+            )
+        sizes = [each.bytes for each in stored if any(mark in each.name for mark in wanted)]
+        return sum(sizes) // self.assets.count
+
+    def _config(self, layers: int, prefill: bool = True) -> Any:
+        """Return the application's configuration for a model of so many blocks, of one kind."""
+        batch, tokens = self._sizes
+        length = max(self._room, tokens)
+        neuron = {
+            "tp_degree": self.assets.count,
+            "batch_size": batch,
+            "seq_len": length,
+            "max_context_length": tokens,
+            "torch_dtype": self.dtype,
+            **self.neuron,
+        }
+        if self.experts.groups > 1:
+            neuron["moe_tp_degree"] = self.experts.ranks
+            neuron["moe_ep_degree"] = self.experts.groups
+        values = {**self.values, "num_hidden_layers": layers}
+        if layers:
+            # A block needs no vocabulary, and one that the ranks cannot share would refuse it.
+            size, count = int(values["vocab_size"]), self.assets.count
+            values["vocab_size"] = padded(size, count)
+        made = configured(self.application, values, neuron)
+        # As NxDI's application does for each of the models that it compiles.
+        made.neuron_config.is_prefill_stage = prefill
+        made.neuron_config.n_active_tokens = tokens if prefill else 1
+        if not prefill:
+            made.neuron_config.sequence_parallel_enabled = False
+        return made
+
+    def new_cache(self, batch: int, max_tokens: int) -> None:
+        """Let the blocks that are built from now on have NxDI's own cache."""
+        self._room = max_tokens
+
+    def begin(self, call: Call) -> None:
+        """Prepare a pass: NxDI pads on the right, so rows are turned until they begin."""
+        self._pass = pass_of(call)
+        if self._pass.prefill:
+            self._sizes = (call.batch, call.tokens)
+
+    def load(self, stage: str) -> dict[str, str]:
+        """Build a model of the stage alone, convert its weights and load this rank's share."""
+        layer = Site(stage, "in").layer
+        model, config = self._built(layer, prefill=True)
+        traces = self._traces
+        weights = loaded(self.application, model, config, stage, self.assets, traces=traces)
+        step = None
+        if self._room:
+            step, _ = self._built(layer, prefill=False)
+            step.load_state_dict(model.state_dict(), strict=False, assign=True)
+            step.kv_mgr = model.kv_mgr
+        made = _Stage(stage, model, step, weights)
+        if layer is not None:
+            attention = Watched(model.layers[0], self.names).module("self_attn")
+            made.layout = channels_of(weights.origins, weights.shapes, attention)
+        self._stages[stage] = made
+        return weights.used
+
+    def _built(self, layer: int | None, prefill: bool) -> tuple[Any, Any]:
+        """Return a model of block ``layer``, or of none, without weights; and its configuration."""
+        # Outside the blocks, a converter must not look for any.
+        config = self._config(layers=0 if layer is None else 1, prefill=prefill)
+        if layer is not None:
+            narrow(config, layer, int(self.values["num_hidden_layers"]))
+        try:
+            model = self.application.model(config)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"building {self.application.model.__name__} {said(error)}") from error
+        if layer is not None:
+            whole = self._config(int(self.values["num_hidden_layers"]), prefill)
+            model.layers[0] = self.application.block(model.layers[0], config, whole, layer)
+        model.eval()
+        if self.dtype != torch.float32:
+            model.to(self.dtype)
+        return model, config
+
+    def held(self, stage: str) -> dict[str, Held]:
+        """Return what this rank's parameters hold of the stage's stored tensors."""
+        own = self.experts.held_by(self.assets.rank) if self.experts.groups > 1 else range(0)
+        return self._stages[stage].weights.held(self.assets.checkpoint, own)
+
+    def release(self, stage: str) -> None:
+        """Forget a stage's model."""
+        self._stages.pop(stage, None)
+
+    def run(self, stage: str, given: torch.Tensor) -> RankObserved:
+        """Run one stage on [batch, token, channel], or ids int64 [batch, token]."""
+        assert self._pass is not None, "begin() comes before run()"
+        made, now = self._stages[stage], self._pass
+        given = now.turned(given)
+        if given.is_floating_point():
+            given = given.to(self.dtype)
+        with torch.no_grad(), absent.running():
+            if stage in OUTSIDE:
+                output = made.module(now)(given)
+                value = output[0] if isinstance(output, tuple) else output
+                return self._outside(stage, made.model(now), value)
+            watched, model = Watched(made.module(now), self.names), made.model(now)
+            own = now.given_to(model, given, self.assets.rank, self.assets.count)
+            mask = now.mask(model)
+            with watched.watching():
+                output = now.through(model, own, mask, now.positions, cached=bool(self._room))
+        return self._observed(stage, watched.seen, output)
+
+    def _outside(self, stage: str, model: Any, value: torch.Tensor) -> RankObserved:
+        """Return what a stage outside the blocks gives on this rank, and which part it is."""
+        now = self._pass
+        assert now is not None
+        share = WHOLE
+        if stage == EMBEDDING and adds_embeddings(model):
+            share = TERM
+        elif stage == HEAD:
+            size, own = int(self.values["vocab_size"]), value.shape[-1]
+            if own < size:
+                # Each rank samples from its part of the vocabulary, so nobody gathers it.
+                first = self.assets.rank * own
+                ids = tuple(each if each < size else -1 for each in range(first, first + own))
+                share = RankShare(PartKind.SHARDED, 2, ids)
+            else:
+                value = value[..., :size]
+        return RankObserved(now.back(value), share)
+
+    def _observed(
+        self, stage: str, seen: Mapping[str, torch.Tensor], output: torch.Tensor
+    ) -> RankObserved:
+        """Return a block's output and what was ``seen`` in it, in canonical layout."""
+        made, now = self._stages[stage], self._pass
+        assert now is not None
+        layer = Site(stage, "in").layer
+        attention: Any = Watched(made.module(now), self.names).module("self_attn")
+        parted = splits_tokens(made.model(now))
+        layout = RankLayout(
+            now.batch,
+            now.tokens,
+            int(getattr(attention, "head_dim", 0)),
+            made.layout,
+            self.assets.rank,
+            partial=self.assets.count > 1,
+            parts=self.assets.count if parted else 1,
+        )
+        end = layout.canonical("out", output)
+        assert end is not None, "a block gives a tensor for each token"
+        observed = RankObserved(now.back(end.value), end.share)
+        for local in self._tapped:
+            if not self.assets.wanted(layer=layer, local=local):
+                continue
+            shown = layout.canonical(local, seen[local]) if local in seen else None
+            if shown is None:
+                observed.unseen[local] = "NxDI's block gives no such tensor here"
+                continue
+            observed.tensors[local] = now.back(shown.value)
+            observed.specs[local], observed.shares[local] = shown.spec, shown.share
+        _sort_routing(observed)
+        return observed
+
+
+def _sort_routing(observed: RankObserved) -> None:
+    """Put the chosen experts of each token in ascending order, and their weights with them."""
+    weights = "mlp.gate:weights"
+    if ROUTED not in observed.tensors:
+        return
+    choices = observed.tensors[ROUTED].long().sort(-1).values
+    observed.tensors[ROUTED] = choices
+    if weights in observed.tensors:
+        observed.tensors[weights] = weights_of(choices, observed.tensors[weights])

@@ -1,0 +1,297 @@
+"""Where NxDI's modules show the canonical sites, and which part of each one rank holds.
+
+The part follows from weights: which rows of q_proj's weight a rank has says which channels and
+heads it computes, whatever was padded, replicated or permuted on the way. See `converter`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from layerparity.anatomy.family import CHOICES, EXPERTS, HEADS, HIDDEN, ROUTED
+from layerparity.anatomy.site import SiteSpec
+from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
+from layerparity.ports.nxdi import weighing
+from layerparity.ports.nxdi.converter import ElementOrigin
+
+# What NxDI's models call a module of a block, by its canonical name; the first that exists counts.
+NAMES: dict[str, tuple[str, ...]] = {
+    "input_layernorm": ("input_layernorm",),
+    "self_attn": ("self_attn", "attention", "attn"),
+    "self_attn.qkv": ("self_attn.qkv_proj", "attention.qkv_proj", "attn.qkv_proj"),
+    "self_attn.q_norm": ("self_attn.q_norm", "self_attn.q_layernorm"),
+    "self_attn.k_norm": ("self_attn.k_norm", "self_attn.k_layernorm"),
+    "self_attn.o_proj": ("self_attn.o_proj", "attention.o_proj", "attn.o_proj"),
+    "post_attention_layernorm": ("post_attention_layernorm",),
+    "mlp": ("mlp", "block_sparse_moe", "feed_forward", "moe"),
+    "mlp.gate": ("mlp.router", "block_sparse_moe.router", "feed_forward.router", "moe.router"),
+    "mlp.experts": (
+        "mlp.expert_mlps",
+        "block_sparse_moe.expert_mlps",
+        "feed_forward.expert_mlps",
+        "moe.expert_mlps",
+    ),
+}
+# The method of NxDI's attention that returns queries, keys and values as attention reads them, and
+# the one of its experts that returns what weighs each expert's output.
+_PREPARED = "prep_qkv_tensors"
+_WEIGHED = "get_expert_affinities_masked"
+
+
+@dataclass(frozen=True)
+class _ModuleSite:
+    """A site seen at a module: its input, or an element of its output."""
+
+    local: str
+    module: str
+    pick: int = 0
+    of_input: bool = False
+
+
+_SEEN = (
+    _ModuleSite("input_layernorm:out", "input_layernorm"),
+    _ModuleSite("self_attn:in", "self_attn", of_input=True),
+    _ModuleSite("self_attn.q_proj:out", "self_attn.qkv", 0),
+    _ModuleSite("self_attn.k_proj:out", "self_attn.qkv", 1),
+    _ModuleSite("self_attn.v_proj:out", "self_attn.qkv", 2),
+    _ModuleSite("self_attn.q_norm:out", "self_attn.q_norm"),
+    _ModuleSite("self_attn.k_norm:out", "self_attn.k_norm"),
+    _ModuleSite("self_attn:context", "self_attn.o_proj", of_input=True),
+    _ModuleSite("self_attn:out", "self_attn", 0),
+    _ModuleSite("post_attention_layernorm:in", "post_attention_layernorm", of_input=True),
+    _ModuleSite("post_attention_layernorm:out", "post_attention_layernorm"),
+    _ModuleSite("mlp:in", "mlp", of_input=True),
+    _ModuleSite("mlp.gate:logits", "mlp.gate", 0),
+    _ModuleSite(ROUTED, "mlp.gate", 2),
+    _ModuleSite("mlp.experts:out", "mlp.experts"),
+    _ModuleSite("mlp:out", "mlp", 0),
+)
+_ROTATED = {"self_attn:q_rotated": 0, "self_attn:k_rotated": 1}
+_WEIGHTS = "mlp.gate:weights"
+SITES = (*(each.local for each in _SEEN), *_ROTATED, _WEIGHTS)
+# The projection whose rows (or columns, of o_proj) say which channels a site holds on this rank.
+_PROJECTIONS = {
+    "self_attn.q_proj:out": ("q_proj", 0),
+    "self_attn.k_proj:out": ("k_proj", 0),
+    "self_attn.v_proj:out": ("v_proj", 0),
+    "self_attn.q_norm:out": ("q_proj", 0),
+    "self_attn.k_norm:out": ("k_proj", 0),
+    "self_attn:q_rotated": ("q_proj", 0),
+    "self_attn:k_rotated": ("k_proj", 0),
+    "self_attn:context": ("o_proj", 1),
+}
+_SPECS: dict[str, SiteSpec] = {
+    "self_attn:q_rotated": HEADS,
+    "self_attn:k_rotated": HEADS,
+    "self_attn:context": HEADS,
+    "mlp.gate:logits": EXPERTS,
+    ROUTED: CHOICES,
+    _WEIGHTS: EXPERTS,
+}
+
+
+@dataclass
+class Watched:
+    """What one call of a block showed, as its modules gave it, by site inside the block."""
+
+    block: nn.Module
+    names: Mapping[str, str] = field(default_factory=dict)
+    seen: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def module(self, name: str) -> nn.Module | None:
+        """Return the block's module of a canonical name, or None."""
+        own = self.names.get(name)
+        for path in (own,) if own else NAMES[name]:
+            try:
+                return self.block.get_submodule(path)
+            except AttributeError:
+                continue
+        return None
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note what passes the block's modules while the block runs."""
+        with ExitStack() as stack:
+            for each in _SEEN:
+                module = self.module(each.module)
+                if module is not None:
+                    stack.callback(self._hook(module, each).remove)
+            attention, experts = self.module("self_attn"), self.module("mlp.experts")
+            if hasattr(attention, _PREPARED):
+                stack.enter_context(_wrapped(attention, _PREPARED, self._note_rotated))
+            if hasattr(experts, _WEIGHED):
+                stack.enter_context(_wrapped(experts, _WEIGHED, self._note_weights))
+            if experts is not None and hasattr(experts, weighing.METHOD):
+                stack.enter_context(weighing.weights_noted(experts, self._note_weights))
+            yield
+
+    def _hook(self, module: nn.Module, each: _ModuleSite) -> Any:
+        def before(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+            self._note(each.local, args[0] if args else next(iter(named.values()), None))
+
+        def after(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
+            whole = isinstance(output, torch.Tensor)
+            self._note(each.local, output if whole else _element(output, each.pick))
+
+        if each.of_input:
+            return module.register_forward_pre_hook(before, with_kwargs=True)
+        return module.register_forward_hook(after, with_kwargs=True)
+
+    def _note(self, local: str, value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            self.seen[local] = value.detach().clone()
+
+    def _note_rotated(self, prepared: Any) -> None:
+        for local, place in _ROTATED.items():
+            self._note(local, _element(prepared, place))
+
+    def _note_weights(self, weights: Any) -> None:
+        self._note(_WEIGHTS, weights)
+
+
+def _element(output: Any, pick: int) -> Any:
+    try:
+        return output[pick]
+    except (TypeError, IndexError, KeyError):
+        return None
+
+
+@contextmanager
+def _wrapped(owner: Any, method: str, note: Callable[[Any], None]) -> Iterator[None]:
+    """Show what a method of a module returns while the block runs."""
+    plain = getattr(owner, method)
+
+    def call(*args: Any, **named: Any) -> Any:
+        result = plain(*args, **named)
+        note(result)
+        return result
+
+    object.__setattr__(owner, method, call)
+    try:
+        yield
+    finally:
+        object.__delattr__(owner, method)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One site in canonical layout, on this rank: [batch, token, ...]."""
+
+    value: torch.Tensor
+    spec: SiteSpec
+    share: RankShare = WHOLE
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """What is known of a rank's tensors: the batch, head size, and where its channels stand.
+
+    ``channels`` are by projection the places of its own channels in the whole, -1 for padding.
+    ``partial`` says whether experts' outputs are terms of a sum over the ranks; ``parts`` is how
+    many ranks share the tokens between the layers (sequence parallelism), of which this is one.
+    """
+
+    batch: int
+    tokens: int
+    head_dim: int
+    channels: Mapping[str, torch.Tensor]
+    rank: int
+    partial: bool
+    parts: int = 1
+
+    def canonical(self, local: str, value: torch.Tensor) -> Shown | None:
+        """Return a tensor as NxDI gave it at a site in canonical layout; None where it has none."""
+        spec = _SPECS.get(local, HIDDEN)
+        if local in _PROJECTIONS:
+            return self._of_heads(local, value)
+        own = self.tokens // self.parts
+        if self.parts > 1 and value[..., 0].numel() == self.batch * own:
+            # Rows may have been turned, so each rank's tokens stand where they belong already.
+            whole = value.new_zeros(self.batch, self.parts, own, value.shape[-1])
+            whole[:, self.rank] = value.reshape(self.batch, own, -1)
+            return Shown(whole.flatten(1, 2), spec, TERM)
+        if value.numel() % (self.batch * self.tokens):
+            return None
+        share = TERM if local == "mlp.experts:out" and self.partial else WHOLE
+        return Shown(value.reshape(self.batch, self.tokens, -1), spec, share)
+
+    def _of_heads(self, local: str, value: torch.Tensor) -> Shown | None:
+        name, _ = _PROJECTIONS[local]
+        channels = self.channels[name]
+        by_head = value.dim() == 4
+        if (by_head and value.shape[1] != self.tokens) or (by_head and local in _ROTATED):
+            value = value.transpose(1, 2)
+        flat = value.reshape(self.batch, self.tokens, -1)
+        if flat.shape[-1] != len(channels):
+            return None
+        if by_head or local == "self_attn:context":
+            return self._heads(flat, channels)
+        return Shown(flat, HIDDEN, RankShare(PartKind.SHARDED, 2, tuple(channels.tolist())))
+
+    def _heads(self, flat: torch.Tensor, channels: torch.Tensor) -> Shown:
+        """Return [batch, token, head, channel], the channels of each head in canonical order."""
+        places = channels.reshape(-1, self.head_dim)
+        values = flat.unflatten(-1, (-1, self.head_dim))
+        order = torch.where(places >= 0, places % self.head_dim, torch.arange(self.head_dim))
+        values = values.gather(-1, order.argsort(-1).expand(values.shape))
+        heads = torch.where(places[:, 0] >= 0, places[:, 0] // self.head_dim, -1)
+        return Shown(values, HEADS, RankShare(PartKind.SHARDED, 2, tuple(heads.tolist())))
+
+
+def channels_of(
+    origins: Mapping[str, ElementOrigin], shapes: Mapping[str, torch.Size], attention: Any
+) -> dict[str, torch.Tensor]:
+    """Return where this rank's channels stand in the whole, int64 [channel], by projection.
+
+    ``origins`` are those of the rank's parameters, ``shapes`` those of the stored tensors;
+    ``attention`` knows how many heads the rank has. A rank may have nothing but padded heads.
+    """
+    found: dict[str, torch.Tensor] = {}
+    size = int(getattr(attention, "head_dim", 0))
+    heads = int(getattr(attention, "num_heads", 0))
+    keys = int(getattr(attention, "num_key_value_heads", 0))
+    for name, axis in set(_PROJECTIONS.values()):
+        own = heads if name in ("q_proj", "o_proj") else keys
+        found[name] = torch.full((own * size,), -1)
+        for origin in origins.values():
+            stored = [each for each in origin.stored if each.endswith(f"self_attn.{name}.weight")]
+            if not stored or origin.name.dim() != 2:
+                continue
+            channels = _along(origin, origin.names.index(stored[0]), shapes[stored[0]], axis)
+            if channels is not None:
+                found[name] = channels
+    return found
+
+
+def _along(origin: ElementOrigin, number: int, shape: torch.Size, axis: int) -> torch.Tensor | None:
+    """Return the places along an axis of a stored matrix that a parameter's own axis holds."""
+    own = origin.name == number
+    places = origin.place // shape[1] if axis == 0 else origin.place % shape[1]
+    places = torch.where(own, places, -1)
+    for dim in (axis, 1 - axis):
+        lines = places.movedim(dim, 0)
+        largest = lines.max(1).values
+        same = (lines == largest[:, None]) | (lines < 0)
+        if not bool(same.all()):
+            continue
+        if len(origin.stored) > 1:
+            # Several projections are fused: the lines of this one, and the padding among them.
+            held = own.movedim(dim, 0).any(1).nonzero().flatten()
+            foreign = ((origin.name >= 0) & ~own).movedim(dim, 0).any(1)
+            first, last = int(held[0]), int(held[-1])
+            keep = ~foreign
+            keep[:first], keep[last + 1 :] = False, False
+            return largest[keep]
+        return largest
+    return None
+
+
+def weights_of(choices: torch.Tensor, masked: torch.Tensor) -> torch.Tensor:
+    """Return what weighs the chosen experts, [..., k], of what weighs all, [..., expert]."""
+    return masked.gather(-1, choices)

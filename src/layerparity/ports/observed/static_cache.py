@@ -1,0 +1,107 @@
+"""transformers' static cache on a device, and its twin on the host.
+
+A block that keeps a state in place of keys and values (mamba, short convolution, linear attention)
+has one of a fixed size: it is static by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from layerparity.ground.errors import UserError
+from layerparity.model.skeleton import Skeleton
+from layerparity.ports.base import Call
+from layerparity.ports.observed.canonical import newest
+
+if TYPE_CHECKING:
+    import torch
+    from transformers.cache_utils import Cache
+
+
+_COUNT = "cumulative_length"
+# transformers' kinds of keys and values that count their tokens, and of what needs no count.
+_KEYS_AND_VALUES = ("StaticLayer", "StaticSlidingWindowLayer")
+_STATES = "LinearAttention"
+_NOTHING = "DummyLayer"
+
+
+class HfCache:
+    """transformers' static cache on the device, and a host-side twin that only counts tokens."""
+
+    def __init__(self, skeleton: Skeleton, max_tokens: int) -> None:
+        self.device = _cache(skeleton, max_tokens)
+        self.host = _cache(skeleton, max_tokens)
+        for layer in self.host.layers:
+            kind = type(layer).__name__
+            if not (hasattr(layer, _COUNT) or kind.startswith(_STATES) or kind == _NOTHING):
+                raise UserError(
+                    f"{skeleton.config.model_type} has blocks whose cache transformers calls "
+                    f"{kind}, which is not static: leave generate.max_new_tokens out."
+                )
+
+    def seen(self, call: Call) -> Cache:
+        """Return the host's twin as it stands before a pass, which its masks are made from.
+
+        Every block counts as cached what was seen before, whether or not the scope has it.
+        """
+        import torch
+
+        before = int(call.attention_mask.shape[-1]) - call.tokens
+        for twin in self.host.layers:
+            if hasattr(twin, _COUNT):
+                twin.cumulative_length = torch.tensor(before)
+                # A sliding window counts here, and beyond its own length.
+                twin.cumulative_length_int = before
+                twin.is_initialized = before > 0
+            if hasattr(twin, "has_previous_state"):
+                twin.has_previous_state = dict.fromkeys(twin.has_previous_state, before > 0)
+        return self.host
+
+    def newest(
+        self, layer: int, call: Call, send: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, torch.Tensor] | None:
+        """Return keys and values [batch, head, token, channel] that a pass just put in at a block.
+
+        ``send`` moves a tensor to where the block's are. Empty where nothing was put in, None for a
+        kind of cache that holds more than these.
+        """
+        import torch
+
+        kept: Any = self.device.layers[layer]
+        if type(kept).__name__ == _NOTHING:
+            return {}
+        if type(kept).__name__ not in _KEYS_AND_VALUES:
+            return None
+        if not kept.is_initialized:
+            return {}
+        rows = newest(call, kept.max_cache_len)
+        places = send(torch.arange(rows.start, rows.stop))
+        parts = {"keys": kept.keys, "values": kept.values}
+        return {name: part.index_select(2, places) for name, part in parts.items()}
+
+
+def _cache(skeleton: Skeleton, max_tokens: int) -> Any:
+    """Return an empty static cache for a model's blocks. Raises UserError where there is none."""
+    from transformers import StaticCache
+
+    class StatesCache(StaticCache):
+        """A static cache that also holds what MiniMax keeps of its linear attention, by block."""
+
+        def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
+            """Return a block's state, [batch, head, channel, channel]; None before the prefill."""
+            return self.states.get(layer_idx)
+
+        def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
+            """Keep a block's state, [batch, head, channel, channel]."""
+            self.states[layer_idx] = linear_cache
+
+    try:
+        cache = StatesCache(config=skeleton.config, max_cache_len=max_tokens)
+    except KeyError as error:
+        raise UserError(
+            f"{skeleton.config.model_type} has blocks of type {error}, for which transformers has "
+            "no static cache: leave generate.max_new_tokens out."
+        ) from error
+    cache.states = {}
+    return cache

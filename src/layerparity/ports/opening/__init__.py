@@ -1,0 +1,1 @@
+"""The port and the backend that a configuration names, checked and opened."""
