@@ -1,8 +1,8 @@
-"""job=gc: which rules a command gives, and which run it means by a name."""
+"""job=gc: what a command lets go, and which run it means by a name."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,29 +60,24 @@ def nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "own_settings", lambda config: {})
 
 
-def test_rules_are_those_that_are_given() -> None:
-    rules = gc._rules(asked(kind="golden", status="failed", older_than="14d"))
-    assert rules is not None and rules.tags == {"kind": "golden"}
-    assert (rules.status, rules.older_than, rules.keep_last) == ("FAILED", "14d", None)
-    none_kept = gc._rules(asked(keep_last=0))
-    assert none_kept is not None and none_kept.keep_last == 0
-    assert gc._rules(asked(run="r")) is None
+def test_a_run_goes_by_its_age_or_its_name() -> None:
+    assert gc._oldest(asked(older_than="14d")) == timedelta(days=14)
+    assert gc._oldest(asked(run="r")) is None
 
 
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
         ({}, "job=gc wants to know what may go"),
-        # To remove is no rule: without one everything would fit.
+        # To remove says nothing of what: everything would go.
         ({"apply": True}, "job=gc wants to know what may go"),
-        ({"run": "r", "keep_last": 3}, r"run= names what goes, and job\.keep_last is a rule"),
-        ({"status": "running"}, "is no way that a run ended"),
+        ({"run": "r", "older_than": "1d"}, "run= names what goes, and job.older_than="),
         ({"older_than": "two weeks"}, "is no age"),
     ],
 )
-def test_what_is_no_rule_is_refused(keys: dict[str, Any], said: str) -> None:
+def test_what_names_nothing_is_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        gc._rules(asked(**keys))
+        gc._oldest(asked(**keys))
 
 
 def test_a_named_run_that_stays_is_said_with_what_is_to_be_done() -> None:
@@ -111,7 +106,7 @@ def test_what_an_experiment_names_is_spared(
         raise UserError("none")
 
     store: Any = SimpleNamespace(find=find)
-    spared = dict(gc._spared(store, asked(keep_last=0), RUNS))
+    spared = dict(gc._spared(store, RUNS))
     assert {each.rstrip("0"): why for each, why in spared.items()} == {
         "abcd2": "golden=latest means it",
         "abcd1": "experiments/deep/mine.yaml names it",

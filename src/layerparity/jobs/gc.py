@@ -1,10 +1,11 @@
-"""Remove runs from the tracking store by rule; what would go, and why the rest stays, is shown."""
+"""Remove old runs, or one, from the tracking store; what would go, and what stays, is shown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
-    from layerparity.tracking.keeping import RemovalRules, RunFate
+    from layerparity.tracking.keeping import RunFate
     from layerparity.tracking.store import Store
 
 # How many runs that stay are listed.
@@ -31,31 +32,23 @@ READS: tuple[str, ...] = ("run",)
 
 @dataclass
 class Settings:
-    """conf/job/gc.yaml: the rules that a run must fit, all that are given, to be removed."""
+    """conf/job/gc.yaml: how old a run must be to be removed."""
 
     name: str = "gc"
-    kind: str | None = key(None, "runs of this kind go: golden, candidate, comparison, ...")
-    model: str | None = key(None, "runs of this model go")
-    verdict: str | None = key(None, "runs with this verdict go: pass, fail or inconclusive")
-    status: str | None = key(None, "runs that ended so go: FINISHED, FAILED or KILLED")
-    filter: str | None = key(None, "runs that MLflow's own search finds by this go")
     older_than: str | None = key(None, "runs that began longer ago go: 12h, 14d, 8w")
-    keep_last: int | None = key(
-        None, "runs go that have so many newer finished ones of their kind and name", least=0
-    )
     apply: bool = key(False, "remove them; else they are only shown")
 
 
 def run(config: Config) -> Exit:
-    """Show what the rules, or ``run=``, let go, and what they do not; with job.apply remove it.
+    """Show what goes by its age, or by ``run=``, and what stays; with job.apply remove it.
 
-    Raises UserError without a rule, and where the named run is in use, or something refers to it.
+    Raises UserError where neither is given, and where the named run is in use, or something refers
+    to it.
     """
     from layerparity.making import steps
     from layerparity.settings.tracking import EMBEDDED
     from layerparity.tracking import removal
     from layerparity.tracking.database import FILE_NAME
-    from layerparity.tracking.mistyped import hints
     from layerparity.tracking.store import open_store
 
     if config.tracking.name != EMBEDDED:
@@ -63,19 +56,17 @@ def run(config: Config) -> Exit:
             "job=gc removes runs of a folder on this machine, and cannot see who uses a server's",
             "delete them in the server's pages, and run 'mlflow gc' where it keeps their files.",
         )
-    rules = _rules(config)
+    oldest = _oldest(config)
     if not (config.tracking.root / FILE_NAME).exists():
         console.say(f"No run in {config.tracking.root}.")
         return Exit.OK
     store = open_store(config.tracking)
-    found = _fates(store, config, rules, {})
+    found = _fates(store, config, oldest, {})
     left = removal.leftovers(store, Path.cwd())
     _show(store, found, left)
     going = [each.run for each in found if each.goes]
     if not going and not left:
-        job = config.job
-        told = {"kind": job.kind, "model": job.model, "verdict": job.verdict}
-        console.say(" ".join(["Nothing goes.", *hints((each.run for each in found), told)]))
+        console.say("Nothing goes.")
         return Exit.OK
     if not config.job.apply:
         again = steps.command({"job": "gc", **_typed(config), "job.apply": True})
@@ -85,7 +76,7 @@ def run(config: Config) -> Exit:
         removal.discard(path)
     with removal.taken(store, going) as refused:
         # Whoever began to use a run before it was taken has said so by now.
-        found = _fates(store, config, rules, refused)
+        found = _fates(store, config, oldest, refused)
         asked = {each.id for each in going}
         goes = [each.run for each in found if each.goes and each.run.id in asked]
         removal.remove(store, goes, lambda each: console.say(f"removed {each.name} {each.id[:8]}"))
@@ -96,63 +87,45 @@ def run(config: Config) -> Exit:
     return Exit.OK
 
 
-def _rules(config: Config) -> RemovalRules | None:
-    """Return the rules of a command, without what MLflow finds; None where it names a run."""
-    from layerparity.tracking.keeping import RemovalRules, age
+def _oldest(config: Config) -> timedelta | None:
+    """Return how long ago a run began that goes; None where the command names one."""
+    from layerparity.tracking.keeping import age
 
-    job = config.job
-    given = [*(k for k in _typed(config) if k.startswith("job.") and k != "job.apply")]
-    if config.run is not None:
-        if given:
-            raise UserError(
-                f"run= names what goes, and {given[0]} is a rule", "leave one of them out."
-            )
-        return None
-    if not given:
+    older = config.job.older_than
+    if config.run is not None and older is not None:
+        raise UserError(
+            "run= names what goes, and job.older_than= says it by age", "leave one of them out."
+        )
+    if config.run is None and older is None:
         raise UserError(
             "job=gc wants to know what may go",
-            "add a rule (job.older_than=14d, job.keep_last=3, job.status=failed, "
-            "job.kind=comparison, job.verdict=, job.model=, job.filter=), or run=, one run. "
-            "Nothing is removed before job.apply=true is added.",
+            "add job.older_than=14d, or run=, one run. Nothing is removed before job.apply=true is "
+            "added.",
         )
-    status = job.status and job.status.upper()
-    if status not in (None, "FINISHED", "FAILED", "KILLED"):
-        raise UserError(
-            f"job.status={job.status} is no way that a run ended",
-            "give finished, failed or killed; a run that is running never goes.",
-        )
-    if job.older_than is not None:
-        age(job.older_than)
-    told = {"kind": job.kind, "model": job.model, "verdict": job.verdict}
-    tags = {name: value for name, value in told.items() if value is not None}
-    return RemovalRules(tags, status, job.older_than, job.keep_last)
+    return None if older is None else age(older)
 
 
 def _typed(config: Config) -> dict[str, Any]:
     """Return the keys of a command that say what goes, and where it is kept."""
     from layerparity.making import steps
 
-    job = {f"job.{k}": v for k, v in vars(config.job).items() if k != "name" and v not in (None,)}
-    if not config.job.apply:
-        del job["job.apply"]
-    named = {"run": config.run} if config.run is not None else {}
+    asked = {"run": config.run, "job.older_than": config.job.older_than}
+    given = {name: value for name, value in asked.items() if value is not None}
     own = steps.own_settings(config).items()
-    return {**named, **job, **{k: v for k, v in own if k.startswith("tracking.")}}
+    return {**given, **{k: v for k, v in own if k.startswith("tracking.")}}
 
 
 def _fates(
-    store: Store, config: Config, rules: RemovalRules | None, refused: dict[str, str]
+    store: Store, config: Config, oldest: timedelta | None, refused: dict[str, str]
 ) -> list[RunFate]:
     """Return what becomes of each run of the store, newest first. UserError for one named in vain.
 
     ``refused`` says why runs cannot be taken, by their ids.
     """
-    from dataclasses import replace
-
     from layerparity.tracking import keeping, removal
 
     runs, gone = store.every(), removal.deleted_runs(store)
-    if rules is None:
+    if oldest is None:
         named = _named(runs, config.run or "")
         if named is None:
             store.find(config.run or "")
@@ -160,10 +133,7 @@ def _fates(
         found = keeping.fates(runs, gone, {named.id}, refused)
         _refuse_in_vain(next(each for each in found if each.run.id == named.id), config)
         return found
-    if config.job.filter is not None:
-        matching = store.filtered([], config.job.filter, 50_000)
-        rules = replace(rules, found=frozenset(each.id for each in matching))
-    return keeping.fates(runs, gone, rules, {**dict(_spared(store, config, runs)), **refused})
+    return keeping.fates(runs, gone, oldest, {**dict(_spared(store, runs)), **refused})
 
 
 def _named(runs: Sequence[StoredRun], words: str) -> StoredRun | None:
@@ -187,8 +157,8 @@ def _refuse_in_vain(fate: RunFate, config: Config) -> None:
     raise UserError(f"'{run.name}' ({run.id[:8]}) stays: {fate.why or fate.misfit}", cure)
 
 
-def _spared(store: Store, config: Config, runs: Sequence[StoredRun]) -> Iterator[tuple[str, str]]:
-    """Yield ids of runs that no rule removes, and why: what others mean by a name."""
+def _spared(store: Store, runs: Sequence[StoredRun]) -> Iterator[tuple[str, str]]:
+    """Yield ids of runs that no age removes, and why: what others mean by a name."""
     from layerparity.ground.parse import parse_yaml
     from layerparity.judge.model_limits import KIND
 
@@ -196,10 +166,9 @@ def _spared(store: Store, config: Config, runs: Sequence[StoredRun]) -> Iterator
         with suppress(UserError):
             for each in store.find("latest", kind=kind.value):
                 yield each.id, f"{kind.value}=latest means it"
-    if config.job.kind != KIND:
-        for each in runs:
-            if each.kind == KIND:
-                yield each.id, f"comparisons may use its limits (job.kind={KIND} names them)"
+    for each in runs:
+        if each.kind == KIND:
+            yield each.id, "comparisons may use its limits"
     for path in sorted(Path.cwd().glob("experiments/**/*.yaml")):
         with suppress(ValueError, OSError):
             for words in _names_in(parse_yaml(path.read_text(encoding="utf-8"))):
@@ -225,7 +194,7 @@ def _show(store: Store, found: Sequence[RunFate], left: Sequence[Path]) -> None:
     total, rows = 0, []
     gone = {each.run.id for each in found if each.goes}
     stays = [each for each in found if not each.goes]
-    # First what the rules let go, and something else does not.
+    # First what was asked for, and something holds.
     listed = [
         *(each for each in stays if not each.misfit),
         *(each for each in stays if each.misfit),

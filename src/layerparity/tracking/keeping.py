@@ -1,4 +1,4 @@
-"""Keeping: which runs rules let go, and why every other one stays.
+"""Keeping: which runs go, and why every other one stays.
 
 Nothing goes that a run which stays refers to. Pure: it reads tags, and changes nothing.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from layerparity.ground.errors import UserError
-from layerparity.record.stored_run import INTERRUPTED, KILLED, RUNNING, StoredRun
+from layerparity.record.stored_run import RUNNING, StoredRun
 from layerparity.tracking.stored_runs import MEMBER_TAG
 
 _AGE = re.compile(r"([0-9]{1,5})([mhdw])")
@@ -28,38 +28,10 @@ _REFERENCES = {
 
 
 @dataclass(frozen=True)
-class RemovalRules:
-    """What a run must be to go: all that is given. ``found`` are the ids that a search found."""
-
-    tags: Mapping[str, str]
-    status: str | None = None
-    older_than: str | None = None
-    keep_last: int | None = None
-    found: Collection[str] | None = None
-
-    def misfit(self, run: StoredRun, newer: int, now: datetime) -> str:
-        """Return why the rules do not fit a run; ``newer`` finished ones have its kind and name."""
-        for name, wanted in self.tags.items():
-            told = [run.tags.get(name, ""), run.tags.get("holds", "") if name == "kind" else ""]
-            if wanted not in told:
-                return f"its {name} is {told[0] or 'not known'}"
-        ended = KILLED if run.status == INTERRUPTED else run.status
-        if self.status not in (None, ended):
-            return f"it is {ended.lower()}"
-        if self.older_than is not None and now - run.start_time < age(self.older_than):
-            return f"it is younger than {self.older_than}"
-        if self.keep_last is not None and newer < self.keep_last:
-            return f"it is one of the newest {self.keep_last} of its name"
-        if self.found is not None and run.id not in self.found:
-            return "job.filter does not find it"
-        return ""
-
-
-@dataclass(frozen=True)
 class RunFate:
-    """A run, and why it stays: a rule's ``misfit``, or ``why`` although all fit; both empty: goes.
+    """A run, and why it stays: it was not asked for (``misfit``), or ``why`` although it was.
 
-    ``by`` is the id of the run that stays and refers to it.
+    With neither it goes. ``by`` is the id of the run that stays and refers to it.
     """
 
     run: StoredRun
@@ -84,17 +56,17 @@ def age(text: str) -> timedelta:
 def fates(
     runs: Sequence[StoredRun],
     gone: Sequence[StoredRun],
-    rules: RemovalRules | Collection[str],
+    asked: timedelta | Collection[str],
     spared: Mapping[str, str],
 ) -> list[RunFate]:
     """Return what becomes of each run: ``runs`` newest first, then those that are ``gone``.
 
-    ``gone`` are held as deleted already, and their files are left. ``rules`` may be the very ids
-    that shall go. A part of a run, as of a sweep, goes or stays with it; one that ended early may
-    go alone. ``spared`` says why a run stays whatever the rules, by its id.
+    ``gone`` are held as deleted already, and their files are left. ``asked`` is how long ago runs
+    began that shall go, or the very ids. A part of a run, as of a sweep, goes or stays with it; one
+    that ended early may go alone. ``spared`` says why a run stays whatever is asked, by its id.
     """
     by_id = {run.id: run for run in runs}
-    misfits = _misfits(runs, by_id, rules)
+    misfits = _misfits(runs, by_id, asked)
     why = {run.id: "it is running" for run in (*runs, *gone) if run.status == RUNNING}
     why |= {name: reason for name, reason in spared.items() if not misfits.get(name)}
     refers, by = _references(runs, by_id), dict[str, str]()
@@ -113,17 +85,16 @@ def fates(
 
 
 def _misfits(
-    runs: Sequence[StoredRun], by_id: Mapping[str, StoredRun], rules: RemovalRules | Collection[str]
+    runs: Sequence[StoredRun], by_id: Mapping[str, StoredRun], asked: timedelta | Collection[str]
 ) -> dict[str, str]:
-    """Return of each run why the rules do not fit it, by its id; empty where they do."""
+    """Return of each run why it was not asked for, by its id; empty where it was."""
     now, misfits = datetime.now(tz=UTC), {}
-    newer: dict[tuple[str, str], int] = defaultdict(int)
     for run in runs:
-        if isinstance(rules, RemovalRules):
-            misfits[run.id] = rules.misfit(run, newer[run.kind, run.name], now)
+        if isinstance(asked, timedelta):
+            young = now - run.start_time < asked
+            misfits[run.id] = "it is younger than job.older_than" if young else ""
         else:
-            misfits[run.id] = "" if run.id in rules else "it is not named"
-        newer[run.kind, run.name] += run.finished
+            misfits[run.id] = "" if run.id in asked else "it is not named"
     alone = dict(misfits)
     for run in runs:
         top, seen = run, {run.id}
