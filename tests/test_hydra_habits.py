@@ -97,7 +97,7 @@ def test_a_folder_of_any_name_serves_a_sweep_that_is_shown(
     [
         (["--config-dir=absent"], "--config-dir names absent, which is no folder"),
         (["hydra.searchpath=[pkg://no_such_package]"], "no_such_package, which is not installed"),
-        (["+experiment=compare_one"], "write experiment=compare_one"),
+        (["+experiment=quickstart"], "write experiment=quickstart"),
         (["+backend=gpu"], "write backend=gpu"),
         (["+tp_degre=2"], "There is no key 'tp_degre'. Did you mean 'tp_degree'?"),
         (["++tracking.foldr=x"], "There is no key 'tracking.foldr'. Did you mean"),
@@ -144,7 +144,7 @@ def test_a_sweep_shows_each_job_that_it_would_run(cli: Callable[..., Ended], own
 @pytest.mark.parametrize(
     ("line", "offers"),
     [
-        ("experiment=compare", {"experiment=compare_many", "experiment=compare_one"}),
+        ("experiment=c", {"experiment=clean", "experiment=compiled_parity", "experiment=corpus"}),
         ("dtype=", {"dtype=float64", "dtype=float32", "dtype=bfloat16", "dtype=float16"}),
         ("backend=neuron backend.compile=t", {"backend.compile=trace"}),
         ("reuse=", {"reuse=true", "reuse=false"}),
