@@ -14,7 +14,6 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
@@ -24,7 +23,6 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.secrets import redacted
 from layerparity.making import endings, part_devices
-from layerparity.making.sweep_loader import SweepLoader
 from layerparity.settings.key import check_numbers
 from layerparity.settings.tracking import EMBEDDED, read_config
 from layerparity.tracking.process import stop_behind
@@ -107,7 +105,6 @@ class SweepParent(Callback):
             if not launcher.endswith(_OWN_LAUNCHER):
                 endings.await_parts(Path(folder), [" ".join(words) for words in parts])
                 part_devices.keep_shown()
-            _load_parts_once()
             if not makes_runs:
                 return
             from layerparity.tracking.store import open_store
@@ -121,13 +118,6 @@ class SweepParent(Callback):
             _open.append((store, parent, overrides))
         except Exception as error:
             raise CannotBegin(error) from error
-
-
-def _load_parts_once() -> None:
-    """Have Hydra compose the parts to come by `SweepLoader`, for all sweepers and launchers."""
-    hydra = GlobalHydra.instance().hydra
-    if hydra is not None and type(hydra.config_loader) is ConfigLoaderImpl:
-        hydra.config_loader = SweepLoader(hydra.config_loader)
 
 
 def parts_of(words: list[str]) -> list[list[str]]:
