@@ -62,7 +62,7 @@ test-faults: COUNT = 100
 test-faults: .venv/ready
 	$(BIN)/python tools/faults.py --seed $(SEED) --count $(COUNT) --only "$(ONLY)"
 
-# Small faults in the source, one at a time: does the nearest file of tests notice?  ONLY="judge run".
+# Small faults in the source, one at a time: does the nearest file of tests notice?  ONLY="judge making".
 mutants: .venv/ready
 	$(BIN)/python tools/mutants.py $(ONLY)
 
@@ -74,6 +74,7 @@ check: .venv/ready
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/house.py --check
 
 type: .venv/ready
 	$(BIN)/mypy

@@ -20,7 +20,6 @@ from detection_cases import CLEAN, ELSEWHERE, Block, Setting, make_setting
 from hydra import initialize_config_dir
 
 from layerparity.anatomy.site import Kind
-from layerparity.cli import search_path
 from layerparity.ground.resources import shipped
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.numbers.clean_slopes import CleanSlopes, SlopeSample
@@ -28,7 +27,7 @@ from layerparity.numbers.deviation import JudgedSite, deviation
 from layerparity.numbers.floor import Floor, measure_floor
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.numbers.typical_floor import TypicalFloor
-from layerparity.settings import config
+from layerparity.settings import config, search_path
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERTS = ("mlp.experts:out", "mlp:out")

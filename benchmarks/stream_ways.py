@@ -22,14 +22,13 @@ def ours(folder: Path, ids: torch.Tensor, scratch: Path) -> Run:
     import transformers  # noqa: F401
     from hydra import initialize_config_dir
 
-    from layerparity.cli import search_path
     from layerparity.ground.files import read_tensor
     from layerparity.ground.resources import shipped
     from layerparity.making import make
     from layerparity.making.prepare import plan_run, prepare
     from layerparity.making.steps import composed
     from layerparity.ports.opening import open_backend
-    from layerparity.settings import config
+    from layerparity.settings import config, search_path
     from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store
 

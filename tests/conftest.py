@@ -284,12 +284,12 @@ def concluded() -> Callable[[Path, str, str], Verdict]:
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    from layerparity.cli import search_path
     from layerparity.ground.resources import shipped
     from layerparity.judge.conclude import conclude
     from layerparity.making.replay import replays
     from layerparity.making.steps import composed
     from layerparity.record.verdict import Verdict
+    from layerparity.settings import search_path
     from layerparity.settings.config import register
     from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.store import open_store

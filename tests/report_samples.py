@@ -188,8 +188,13 @@ def calibrated(
         rows.append(row)
     shown = Site.parse(broken or "layers.0.mlp:out")
     causes = (
-        Cause("qk_norm_per_head", 0.93, "the norm is taken over each head", ("<it> fails & more",)),
-        Cause("qk_norm_skipped", 0.3, "the norm is left out"),
+        Cause(
+            "qk_norm_per_head",
+            "the norm is taken over each head",
+            ("<it> fails & more",),
+            confidence=0.93,
+        ),
+        Cause("qk_norm_skipped", "the norm is left out", confidence=0.3),
     )
     return replace(
         comparison,

@@ -130,7 +130,7 @@ class Subtracted:
         if evidence.local != "mlp:out" or slope is None or abs(slope + 2) > 0.01:
             return None
         text = "the MLP has the other sign: it is subtracted from the residual stream"
-        return Cause("mlp_subtracted", 0.97, text, [f"the slope of the error is {slope:.3f}"])
+        return Cause("mlp_subtracted", text, [f"the slope of the error is {slope:.3f}"])
 
 
 RULE = Subtracted()
@@ -316,7 +316,7 @@ def test_a_metric_is_measured_stored_and_in_the_report(compared: Compared) -> No
 
 def test_a_cause_is_planted_and_named(compared: Compared) -> None:
     assert "FAIL at layers.1.mlp:out" in compared.said
-    assert "very likely (97 %): the MLP has the other sign" in compared.said
+    assert "(not measured): the MLP has the other sign" in compared.said
     assert compared.verdict.causes[0].id == "mlp_subtracted"
 
 

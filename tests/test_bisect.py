@@ -474,12 +474,14 @@ def test_the_bisection_s_own_report_has_the_answer_and_the_portrait(run: Cli, st
 
 
 def test_how_sure_a_cause_is_stands_in_words() -> None:
-    said = [how_sure(Cause("", each, "")) for each in (0.93, 0.75, 0.4, 0.1)]
+    said = [how_sure(Cause("", "", confidence=each)) for each in (0.93, 0.75, 0.4, 0.1)]
     assert said == ["very likely (93 %)", "likely (75 %)", "plausible (40 %)", "a guess (10 %)"]
-    assert how_sure(Cause("", 0.96, "", grade="shown", cases=3)) == "shown (96 %)"
-    assert how_sure(Cause("", 0.96, "", grade="shown", cases=0)) == "shown (not measured)"
+    assert how_sure(Cause("", "", grade="shown", cases=3, confidence=0.96)) == "shown (96 %)"
+    assert (
+        how_sure(Cause("", "", grade="shown", cases=0, confidence=0.96)) == "shown (not measured)"
+    )
     # As it stands in records of before.
-    assert how_sure(Cause("", 0.96, "", grade="shown")) == "shown (96 %)"
+    assert how_sure(Cause("", "", grade="shown", confidence=0.96)) == "shown (96 %)"
 
 
 def test_a_leap_of_the_error_names_a_second_wrong_component() -> None:

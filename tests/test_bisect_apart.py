@@ -9,7 +9,7 @@ import pytest
 from conftest import Ended
 
 from layerparity.ground.errors import UserError
-from layerparity.making import apart
+from layerparity.making import own_process
 from layerparity.record.folder import RunFolder
 
 Cli = Callable[..., Ended]
@@ -40,12 +40,12 @@ def test_keys_that_a_process_holds_once_are_tried_in_processes_of_their_own(
 def test_a_run_apart_says_why_it_cannot_run(tmp_path: Path) -> None:
     keys = {"backend": "gpu", "device_map": "cpu", "scope": "single", "layer": 99}
     with pytest.raises(UserError, match="layer=99"):
-        apart.make({**keys, "tracking.folder": str(tmp_path)})
+        own_process.make({**keys, "tracking.folder": str(tmp_path)})
 
 
 def test_a_run_apart_keeps_its_progress_in_its_own_log(tmp_path: Path) -> None:
     asked = {"backend": "gpu", "device_map": "cpu", "kind": "candidate", "inputs": "prompt"}
-    apart.make({**asked, "scope": "single", "layer": 0, "tracking.folder": str(tmp_path)})
+    own_process.make({**asked, "scope": "single", "layer": 0, "tracking.folder": str(tmp_path)})
     (log,) = tmp_path.rglob("log.txt")
     assert "blocks: 2 of 2 layers.0\n" in log.read_text()
 
@@ -57,7 +57,7 @@ def test_a_run_apart_ends_with_the_command(tmp_path: Path) -> None:
     with (
         (tmp_path / "errors").open("w+") as errors,
         pytest.raises(KeyboardInterrupt),
-        apart._child(told, errors) as child,
+        own_process._child(told, errors) as child,
     ):
         assert child.poll() is None
         children.append(child)

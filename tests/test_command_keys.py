@@ -23,9 +23,8 @@ def resolved(*words: str) -> object:
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
-    from layerparity.cli import search_path
     from layerparity.ground.resources import shipped
-    from layerparity.settings import config
+    from layerparity.settings import config, search_path
 
     config.register()
     search_path.register()

@@ -33,12 +33,12 @@ from pages import (
     write,
 )
 
-from layerparity.cli import command, output, search_path
+from layerparity.cli import command, output
 from layerparity.cli import help as help_text
 from layerparity.ground.resources import shipped
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.numbers.metric import every_metric
-from layerparity.settings import config
+from layerparity.settings import config, search_path
 
 PLAIN = ("cp", "mkdir")
 RUNS_HERE = importlib.util.find_spec("torch_xla") is not None

@@ -18,7 +18,6 @@ from test_port_hf import EVERYTHING, HostBackend, padded_batch, port_of, run_all
 from layerparity.anatomy.family import family_of
 from layerparity.anatomy.shards import Heads, spans
 from layerparity.backends.known.gpu import Settings
-from layerparity.cli import search_path
 from layerparity.ground.errors import UserError
 from layerparity.ground.resources import shipped
 from layerparity.judge.conclude import conclude
@@ -32,6 +31,7 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome
 from layerparity.selftest.models import make_tokens, small_config
 from layerparity.selftest.trials import make_in
+from layerparity.settings import search_path
 from layerparity.settings.config import Config, DType, RunKind, register
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store

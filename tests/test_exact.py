@@ -10,7 +10,7 @@ import pytest
 import torch
 from bisections import evidence
 
-from layerparity.mistakes import kernels
+from layerparity.mistakes import kernels, measured
 from layerparity.mistakes.catalogue import likeliest, suspected
 from layerparity.mistakes.cause import Evidence, Tokens
 from layerparity.mistakes.kernels import attended, hiding_first, who_sees
@@ -492,9 +492,10 @@ def test_a_share_is_that_of_the_rule_and_of_its_grade() -> None:
     assert share({}, "a", "shown") == 0.5
 
 
-def test_what_is_seldom_true_is_not_said() -> None:
-    far = {"rel_l2": 0.9, "pearson": 0.2}
-    found = evidence("mlp.experts", "mlp.experts:out", far)
-    assert suspected(found)[0].id in ("gate_up_swapped", "swiglu_bias_dropped")
-    assert all(each.confidence < LIMIT for each in suspected(found))
+def test_what_is_seldom_true_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    far = {"cosine_distance": 0.0, "rel_l2": 0.25, "norm_ratio": 1.25, "pearson": 1.0}
+    found = evidence("mlp", "mlp:out", far, errors=[0.25] * 12)
+    assert [each.id for each in likeliest(found)] == ["scale"]
+    monkeypatch.setattr(measured, "counts", lambda: {"scale": {"signs": (20, 3)}})
+    assert suspected(found)[0].id == "scale" and suspected(found)[0].confidence < LIMIT
     assert likeliest(found) == []

@@ -19,7 +19,7 @@ CLEAN = {
     "def _step(): shared.walk()",
     "hall/shared": "class Settings: ...\n\nclass Walk: ...\n\ndef walk(): return Walk()",
 }
-ZERO = ("once", "circles", "tangles", "private", "twins", "long")
+ZERO = ("once", "circles", "knots", "private", "twins", "long", "suppressed")
 
 
 def figures(folder: Path, **files: str) -> dict[str, Figure]:
@@ -34,14 +34,15 @@ def figures(folder: Path, **files: str) -> dict[str, Figure]:
 def test_a_clean_plan_has_no_fault(tmp_path: Path) -> None:
     found = figures(tmp_path)
     assert {name: found[name].value for name in ZERO} == dict.fromkeys(ZERO, 0)
-    assert (found["files"].value, found["rooms"].value, found["arrows"].value) == (6, 2, 1)
+    assert (found["files"].value, found["rooms"].value, found["arrows"].value) == (6, 2, 0.5)
     assert found["arrows"].places == ["    2 door -> hall"]
     assert found["lines"].shown == "3 7 7"
     assert found["functions"].shown == "1 3 3"
     links = read(tmp_path / "planted").links
     assert links["planted.hall"] == links["planted.hall.rooms"] == {"planted.hall.shared"}
-    # The median file is short here; nothing else breaks a limit.
-    assert broken(found.values()) == ["lines"]
+    assert found["largest"].shown == "65.0 % (hall)"
+    # Files are short here, and two rooms cannot both be small.
+    assert broken(found.values()) == ["lines", "largest"]
 
 
 def test_a_circle_through_a_lazy_import_is_seen(tmp_path: Path) -> None:
@@ -53,7 +54,7 @@ def test_a_circle_through_a_lazy_import_is_seen(tmp_path: Path) -> None:
         "    planted/hall/rooms.py:1 imports planted.hall.shared",
         "    planted/hall/shared.py:2 imports planted.hall.rooms lazy",
     ]
-    assert found["tangles"].value == 0
+    assert found["knots"].value == 0
     assert "circles" in broken(found.values())
 
 
@@ -64,8 +65,38 @@ def test_a_circle_for_types_only_is_seen(tmp_path: Path) -> None:
     found = figures(tmp_path, attic="import planted.cellar", cellar=typing)
     assert found["circles"].value == 1
     assert "    planted/cellar.py:3 imports planted.attic typing" in found["circles"].places
-    assert found["tangles"].places == ["2 rooms: attic, cellar"]
-    assert found["arrows"].value == 4
+    assert found["knots"].places[0] == "2 rooms: attic, cellar"
+    assert found["arrows"].shown == "1.00 (4)"
+
+
+@pytest.mark.parametrize("says", ["planted.door", "planted.door.main"])
+def test_a_circle_through_a_text_is_seen(tmp_path: Path, says: str) -> None:
+    found = figures(tmp_path, hall__in__shared=f"DOOR = {says!r}")
+    assert found["circles"].value == 0
+    assert "2 rooms: door, hall" in found["knots"].places
+    assert "knots" in broken(found.values())
+
+
+def test_a_circle_within_a_room_is_seen(tmp_path: Path) -> None:
+    """Files of a room and of a room in it may not import each other, though no two files do."""
+    inner = {
+        "hall__in__nook__in____init__": "",
+        "hall__in__nook__in__door": "import planted.hall.shared",
+    }
+    found = figures(
+        tmp_path,
+        hall__in__rooms="import planted.hall.nook.shelf",
+        hall__in__nook__in__shelf="",
+        **inner,
+    )
+    assert found["circles"].value == 0
+    assert found["knots"].places == ["2 rooms in rooms: hall, hall/nook"]
+
+
+def test_what_is_suppressed_is_counted(tmp_path: Path) -> None:
+    lines = ("from typing import Any", "x: Any = 1  # type: ignore", "y = Anything.Any  # noqa")
+    found = figures(tmp_path, attic="\n".join(lines))
+    assert found["suppressed"].value == 3
 
 
 def test_a_twin_class_is_seen_nested_or_not(tmp_path: Path) -> None:

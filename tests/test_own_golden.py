@@ -9,6 +9,7 @@ import pytest
 
 from layerparity.ground.errors import UserError
 from layerparity.making import own_golden, steps
+from layerparity.ports.opening import open_backend
 from layerparity.settings.config import Config
 
 # What a candidate was made with, as its stored configuration says it.
@@ -47,7 +48,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(steps, "make", make)
     monkeypatch.setattr(steps, "own_settings", lambda config: config.job.typed)
     monkeypatch.setattr(own_golden, "settings_of", dict)
-    monkeypatch.setattr(own_golden, "affinity_of", lambda name: SimpleNamespace(score=1))
+    monkeypatch.setattr(open_backend, "affinity", lambda name: SimpleNamespace(score=1))
     return keys
 
 

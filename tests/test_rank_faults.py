@@ -220,7 +220,7 @@ def test_mistakes_shown_say_whose_they_are() -> None:
     assert made(None) == (0, 1, 2, 3)
     assert made(1, 2) == made(1, None) == made() == ()
     assert made(1, degree=2) == made(None, degree=1) == ()
-    shown = Cause("o_proj_bias_per_rank", 1.0, "", grade=SHOWN)
+    shown = Cause("o_proj_bias_per_rank", "", grade=SHOWN, confidence=1.0)
     assert makers_of([shown], 4) == (0, 1, 2, 3)
     assert makers_of([replace(shown, grade=SIGNS)], 4) == makers_of([shown], 1) == ()
     # One rank has its slice alone, and nothing says which.

@@ -20,7 +20,6 @@ from test_exact import pair, seen
 
 from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.site import Place, within
-from layerparity.cli import search_path
 from layerparity.ground.resources import shipped
 from layerparity.judge.conclude import conclude
 from layerparity.judge.replays import HeldSite, ReplayJudge
@@ -41,7 +40,7 @@ from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Verdict
 from layerparity.selftest.corpus import Case, Corpus, Shape
 from layerparity.selftest.corpus_runs import CorpusRunner
-from layerparity.settings import config
+from layerparity.settings import config, search_path
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
 

@@ -20,7 +20,6 @@ from hydra.core.global_hydra import GlobalHydra
 
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
-from layerparity.cli import search_path
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.files import tensor_digest
@@ -42,7 +41,7 @@ from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.headline import coverage_lines, whole_model
 from layerparity.selftest.models import make_model
 from layerparity.selftest.trials import make_in
-from layerparity.settings import config
+from layerparity.settings import config, search_path
 
 LAYERS, WRONG = 2, 1
 # Modules of the second block, in the order of a forward pass: each is wrong in a run of its own.

@@ -9,7 +9,6 @@ import sys
 import textwrap
 
 import pytest
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from stores import fresh_config
 
@@ -154,31 +153,6 @@ def test_a_candidate_that_cannot_run_here_is_for_another_machine(monkeypatch, sc
     command, _, remark = next_step._elsewhere("python run.py backend=neuron").partition("\n")
     assert command == "python run.py backend=neuron" and remark.strip().startswith(says)
     assert bool(remark) is (score == 0)
-
-
-def test_parts_that_differ_in_a_value_are_composed_once(multirun, monkeypatch):
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-
-    composed, seen = [], []
-    original = ConfigLoaderImpl.load_configuration
-
-    def load(self, *args, **kwargs):
-        composed.append(kwargs["overrides"])
-        return original(self, *args, **kwargs)
-
-    def job(config):
-        ours = HydraConfig.get()
-        seen.append((config.layer, ours.job.num, ours.overrides.task, ours.job.override_dirname))
-
-    monkeypatch.setattr(ConfigLoaderImpl, "load_configuration", load)
-    multirun(job, "job=compare", "layer=3,1,2")
-    words = [["job=compare", f"layer={layer}"] for layer in (3, 1, 2)]
-    assert seen == [(int(b[-1]), at, [a, b], f"{a},{b}") for at, (a, b) in enumerate(words)]
-    # What a part's value is held against is composed as well, without any.
-    assert [words[-1] for words in composed if "layer=3,1,2" not in words] == [
-        "job=compare",
-        "layer=3",
-    ]
 
 
 def test_the_name_of_a_sweep_can_be_chosen(multirun, tracking):

@@ -15,7 +15,7 @@ from layerparity import cli as cli_package
 from layerparity.backends import known
 from layerparity.cli import help
 from layerparity.ground import registry, resources
-from layerparity.making import apart
+from layerparity.making import own_process
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest
 from layerparity.settings import command_keys
@@ -137,7 +137,7 @@ def test_settings_that_a_process_reads_once_are_tried_in_processes_of_their_own(
         asked.append(settings)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(apart, "make", make)
+    monkeypatch.setattr(own_process, "make", make)
     search = ("job=bisect", "golden=the-golden", "tolerance=fixed", "job.bad={dtype:bfloat16}")
     third(f"backend={name}", *search)
     assert len(asked) == apart_runs

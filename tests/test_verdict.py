@@ -234,7 +234,7 @@ def test_the_docs_name_every_field_of_the_file() -> None:
     assert first <= raw.keys() <= first | {name for _, inside in names for name in inside}
     inside = {row[0]: set(within) for row, within in names if row}
     assert inside["guilty"] == set(Guilt(Place(1)).to_dict())
-    assert inside["causes"] == set(asdict(Cause("", 0, "")))
+    assert inside["causes"] == set(asdict(Cause("", "", confidence=0)))
     assert inside["weights"] == set(encode(weight("model.q", 3, "mlp", "missing")))
     assert inside["whole"] == set(raw["whole"])
     assert inside["rows"] == set(raw["rows"][0])
@@ -384,7 +384,9 @@ def test_a_finding_without_its_numbers_is_refused_where_it_is_read() -> None:
 
 
 def test_findings_are_reasons_of_a_cause_and_stay_data() -> None:
-    cause = Cause("weights_altered", 0.8, "its sentence", ("its own reason",), FINDINGS[:1])
+    cause = Cause(
+        "weights_altered", "its sentence", ("its own reason",), FINDINGS[:1], confidence=0.8
+    )
     guilt = Guilt(Place(3, "mlp"), site=SITE)
     verdict = replace(sample(broken="layers.3.mlp:out"), guilty=guilt, causes=(cause,))
     assert Verdict.from_json(verdict.to_json()).causes == (cause,)

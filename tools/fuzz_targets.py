@@ -42,8 +42,8 @@ def _file(folder: Path, good: Path | bytes, name: str, read: Callable[[Path], ob
 
 
 def _commands() -> dict[str, Target]:
-    from layerparity.cli import command, search_path
-    from layerparity.settings import config
+    from layerparity.cli import command
+    from layerparity.settings import config, search_path
 
     config.register()
     search_path.register()
@@ -218,7 +218,7 @@ def _config(path: Path) -> object:
 
 
 def _tokenizer(folder: Path) -> Target:
-    from layerparity.making.inputs.prompt import load_tokenizer, tokenizer_errors
+    from layerparity.model.tokenizer import load_tokenizer, tokenizer_errors
 
     _with_config(folder)
     (folder / "tokenizer_config.json").write_bytes((TINY / "tokenizer_config.json").read_bytes())
@@ -232,7 +232,7 @@ def _tokenizer(folder: Path) -> Target:
 
 def _template(folder: Path) -> Target:
     from layerparity.making.inputs import _chat
-    from layerparity.making.inputs.prompt import load_tokenizer
+    from layerparity.model.tokenizer import load_tokenizer
 
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         _with_config(folder).joinpath(name).write_bytes((TINY / name).read_bytes())

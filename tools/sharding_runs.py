@@ -13,7 +13,6 @@ import torch
 from hydra import initialize_config_dir
 from safetensors.torch import load_file, save_file
 
-from layerparity.cli import search_path
 from layerparity.ground import console
 from layerparity.ground.resources import shipped
 from layerparity.judge.conclude import conclude
@@ -25,6 +24,7 @@ from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Verdict
 from layerparity.selftest.models import make_model
 from layerparity.selftest.trials import make_in
+from layerparity.settings import search_path
 from layerparity.settings.config import register
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store

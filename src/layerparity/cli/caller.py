@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from layerparity.cli import search_path
 from layerparity.ground import console, log
 from layerparity.making import steps
-from layerparity.settings import config
+from layerparity.settings import config, search_path
 
 # Hydra, torch, logging and the environment are the process's, so one call at a time; a port that a
 # run calls may itself call us.

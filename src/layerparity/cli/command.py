@@ -12,12 +12,12 @@ from typing import Any
 
 from layerparity.cli import help as help_text
 from layerparity.cli import hydras_own, launchers
-from layerparity.cli.search_path import given_folders
 from layerparity.ground.errors import UserError, nearest, refused_name
 from layerparity.ground.quoting import quoted
 from layerparity.ground.resources import shipped
 from layerparity.ground.secrets import redacted, refuse_login
 from layerparity.settings import config
+from layerparity.settings.search_path import given_folders
 
 _STRUCT = re.compile(r"(?:Key '([\w.]+)' (?:is )?not in|Could not override '([^']+)')")
 _SWEEPS = "hydra.mode=MULTIRUN"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from layerparity.cli.search_path import given_folders
 from layerparity.ground import quoting
 from layerparity.ground.resources import shipped
+from layerparity.settings.search_path import given_folders
 
 _YES = ("true", "yes", "on", "1")
 

@@ -92,10 +92,10 @@ def _hydra(arguments: list[str]) -> int:
     """Hand the command to Hydra and return the gravest exit of its jobs."""
     import hydra
 
-    from layerparity.cli import command, completion, composed, mlflow_variables, search_path
+    from layerparity.cli import command, completion, composed, mlflow_variables
     from layerparity.ground.resources import shipped
     from layerparity.making import endings
-    from layerparity.settings import config
+    from layerparity.settings import config, search_path
 
     # argparse takes key=value only in one piece, so "a=1 -m b=2" would be refused.
     sys.argv[1:] = sorted(

@@ -10,12 +10,12 @@ from typing import Any
 from omegaconf import MISSING
 
 from layerparity.backends.chosen import KNOWN, affinity_of
-from layerparity.cli.search_path import experiment_folders
 from layerparity.ground import registry
 from layerparity.ground.program import program
 from layerparity.ground.resources import shipped
 from layerparity.settings.config import NAMED_BY, Config, plugin_schemas
 from layerparity.settings.key import Key, keys_of
+from layerparity.settings.search_path import experiment_folders
 
 GROUPS = (
     "backend",

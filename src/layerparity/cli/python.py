@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.cli import caller, command, mlflow_variables
-from layerparity.cli.search_path import given_folders
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
 from layerparity.ground.program import program
@@ -28,6 +27,7 @@ from layerparity.record.stored_run import Kept, StoredRun, from_folder
 from layerparity.report.notebook import Bisection, Comparison, Run
 from layerparity.settings import config as settings
 from layerparity.settings.config import Config, What
+from layerparity.settings.search_path import given_folders
 
 if TYPE_CHECKING:
     from layerparity.tracking.store import Store

@@ -105,7 +105,7 @@ def count_tokens(folder: str) -> dict[str, Any]:
 
     For a child.
     """
-    from layerparity.making.inputs.prompt import load_tokenizer, tokenizer_errors
+    from layerparity.model.tokenizer import load_tokenizer, tokenizer_errors
 
     try:
         tokenizer = load_tokenizer(Path(folder))

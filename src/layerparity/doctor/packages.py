@@ -15,7 +15,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from layerparity.backends.chosen import affinity_of
 from layerparity.doctor.base import Check, Result, Section, ok, problem, warning
 from layerparity.ground.resources import shipped
 from layerparity.machine import neuron_flavour, probe
@@ -131,7 +130,9 @@ def check_torch(config: Config) -> Iterator[Result]:
         yield _pair(torch, installed("torch_xla") or "?")
     elif needs_xla:
         needed = f"is not installed, and backend={config.backend.name} needs it"
-        yield problem("torch_xla", needed, affinity_of(config.backend.name).cure or GET_XLA)
+        yield problem(
+            "torch_xla", needed, open_backend.affinity(config.backend.name).cure or GET_XLA
+        )
     elif is_native():
         yield ok("torch_xla", f"is not installed; the native runtime of torch {torch} has no use")
     else:

@@ -76,8 +76,8 @@ def _one(store: Store, config: Config, side: str) -> StoredRun:
 
 def _words(config: Config) -> Callable[[int], str]:
     """Return what writes a token: its text beside its number, where there is a tokenizer."""
-    from layerparity.making.inputs.prompt import load_tokenizer
     from layerparity.model.resolve import describe
+    from layerparity.model.tokenizer import load_tokenizer
 
     try:
         tokenizer: Any = load_tokenizer(describe(config.model).folder)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from layerparity.anatomy.site import overlap
-from layerparity.backends.chosen import affinity_of
 from layerparity.ground import console, registry
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.program import program
 from layerparity.making import typed_keys
+from layerparity.ports.opening import open_backend
 from layerparity.settings.config import Config, checked
 from layerparity.settings.key import key
 
@@ -87,7 +87,7 @@ def _possible(asked: Settings) -> tuple[list[str], dict[int, tuple[str, str]]]:
             name = word.removeprefix("backend=")
             if name == word or name not in asked.without:
                 continue
-            fit = affinity_of(name)
+            fit = open_backend.affinity(name)
             if fit.is_absent:
                 words[place] = asked.without[name]
                 lacks[number] = (

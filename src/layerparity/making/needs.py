@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING
 from layerparity.anatomy.family import OUTSIDE, family_of
 from layerparity.anatomy.site import Site
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
-from layerparity.backends.chosen import affinity_of
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError
 from layerparity.ground.program import program
@@ -194,7 +193,7 @@ def refuse_beyond_memory(request: Request, sequences: int, tokens: int, cure: st
 def _free(config: Config) -> tuple[int | None, str]:
     """Return the most memory that one stage can have, None where nobody says, and whose it is."""
     known = open_backend.abilities(config).memory_known
-    if not known and affinity_of(config.backend.name).score > 1:
+    if not known and open_backend.affinity(config.backend.name).score > 1:
         return None, ""
     if known and config.device_map.strategy != "cpu":
         from layerparity.machine.gpus import free_gpu_memory

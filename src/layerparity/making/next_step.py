@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from layerparity.backends.chosen import affinity_of
 from layerparity.ground.program import program
 from layerparity.making import steps, sweep
+from layerparity.ports.opening import open_backend
 from layerparity.record.stored_run import FINISHED
 from layerparity.settings.config import Config, RunKind
 
@@ -88,7 +88,7 @@ def after_sweep(closed: ClosedSweep, mistaken: Collection[str] = ()) -> str:
 
 def _elsewhere(command: str) -> str:
     """Return a candidate's command, with a remark where its backend cannot run here."""
-    fit = affinity_of(_CANDIDATE["backend"])
+    fit = open_backend.affinity(_CANDIDATE["backend"])
     if fit.score:
         return command
     return f"{command}\n        (not here: {fit.found}; type it where that runs, with these runs)"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.backends.chosen import affinity_of
 from layerparity.ground.errors import UserError
 from layerparity.making import imported, steps
+from layerparity.ports.opening import open_backend
 from layerparity.record.folder import CONFIG
 from layerparity.settings.command_keys import settings_of
 from layerparity.settings.config import LATEST, Config, RunKind
@@ -61,6 +61,6 @@ def _golden_of(run: StoredRun, config: Config, store: Store) -> StoredRun:
     own = {k: v for k, v in steps.own_settings(config).items() if k.partition(".")[0] in _OWN}
     if any(key.partition(".")[0] == "model" for key in own):
         shared = {k: v for k, v in shared.items() if k.partition(".")[0] != "model"}
-    here = {} if affinity_of(config.backend.name).score > 1 else {"device_map": "cpu"}
+    here = {} if open_backend.affinity(config.backend.name).score > 1 else {"device_map": "cpu"}
     fed = {"kind": "golden", "inputs": "candidate", "inputs.run": run.reference}
     return steps.make(store, "", {**shared, **here, **own, **fed})

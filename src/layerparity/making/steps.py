@@ -12,8 +12,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.program import program
 from layerparity.ground.quoting import typed, word
-from layerparity.making import apart as _apart
-from layerparity.making import typed_keys, write
+from layerparity.making import own_process, typed_keys, write
 from layerparity.making.sweep import PARENT_VARIABLE
 from layerparity.ports.opening import open_backend, open_port
 from layerparity.record.folder import CONFIG
@@ -64,9 +63,9 @@ def make(store: Store, parent: str, settings: Settings, apart: bool = False) -> 
     }[config.scope.kind]
     what = f"{config.kind.value} run of {where}, {config.feed.value}, capture={config.capture.name}"
     began, before = time.monotonic(), store.counted()
-    own_process = apart and open_backend.abilities(config).settings_once
+    in_its_own = apart and open_backend.abilities(config).settings_once
     with brief(what), typed_keys.step(()), _under(parent or None):
-        stored = store.get(_apart.make(settings) if own_process else one_run.make(config))
+        stored = store.get(own_process.make(settings) if in_its_own else one_run.make(config))
     assert stored is not None, "a run that was just made can be found"
     spent = time.monotonic() - began
     how = "reused" if stored.sequence <= before else f"{spent:.1f} s"

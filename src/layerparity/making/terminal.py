@@ -77,7 +77,7 @@ def say_run(manifest: Manifest, result: PassResult, seconds: float, whole: float
 
 def texts(prepared: Prepared, files: RunFolder, tokens: Any) -> None:
     """Write and print what new tokens, int64 [batch, new tokens], say, if there is a tokenizer."""
-    from layerparity.making.inputs.prompt import load_tokenizer, tokenizer_errors
+    from layerparity.model.tokenizer import load_tokenizer, tokenizer_errors
 
     folder = prepared.checkpoint.folder
     try:

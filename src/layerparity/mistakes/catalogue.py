@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError, nearest
-from layerparity.record.guilt import HINTS, SIGNS
+from layerparity.record.guilt import SIGNS
 
 if TYPE_CHECKING:
     from layerparity.mistakes.cause import Cause, Evidence, Rule
@@ -81,7 +81,7 @@ def suspected(evidence: Evidence) -> list[Cause]:
 
 def _refuted(cause: Cause | None, evidence: Evidence) -> bool:
     """Say whether replays leave nothing of a cause that rests on what errors look like."""
-    if cause is None or cause.grade not in (SIGNS, HINTS):
+    if cause is None or cause.grade != SIGNS:
         return False
     return bool(evidence.replayed.shown) or cause.id in evidence.replayed.refuted
 

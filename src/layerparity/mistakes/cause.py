@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from layerparity.anatomy.site import Site, overlap, within
 from layerparity.mistakes.replayed import Replayed
-from layerparity.record.guilt import HINTS, SHOWN, SIGNS, WEIGHTS, Cause
+from layerparity.record.guilt import SHOWN, SIGNS, WEIGHTS, Cause
 from layerparity.record.verdict import Outcome, Row
 from layerparity.record.weights import WeightFinding
 
@@ -135,4 +135,4 @@ class Rule(Protocol):
         """Return the cause if the evidence points to it."""
 
 
-__all__ = ["HINTS", "SHOWN", "SIGNS", "WEIGHTS", "Cause", "Evidence", "Rule", "Tokens"]
+__all__ = ["SHOWN", "SIGNS", "WEIGHTS", "Cause", "Evidence", "Rule", "Tokens"]

@@ -34,11 +34,7 @@ def counts() -> dict[str, dict[str, tuple[int, int]]]:
 def share_of(cause: Cause) -> float:
     """Return how often a cause of its rule and grade was true, 0 to 1.
 
-    A rule's own cases are few: those of all rules of the grade count as a few more. A rule whose
-    causes have no grade is as sure as it says.
-    """
-    if not cause.grade:
-        return cause.confidence
+    A rule's own cases are few: those of all rules of the grade count as a few more."""
     return share(counts(), cause.id, cause.grade)
 
 

@@ -91,4 +91,4 @@ class Replayed:
         doubts = dict.fromkeys(each.refuted_by for each in self.shown if each.refuted_by)
         reasons += [f"refuted by a token that has {each}: none has" for each in doubts]
         ids = tuple(dict.fromkeys(fault.cause for fault in self.shown))
-        return [Cause(ids[0], 0.95, text, reasons, grade=SHOWN, alike=ids[1:])]
+        return [Cause(ids[0], text, reasons, grade=SHOWN, alike=ids[1:])]

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from layerparity.ground.numeral import percent
 from layerparity.mistakes.cause import Evidence
 
 
@@ -76,22 +75,6 @@ def outliers(values: Sequence[float], part: float = 0.25) -> list[int]:
     kept = [abs(value) if math.isfinite(value) else 0.0 for value in values]
     worst = max(kept, default=0.0)
     return [index for index, size in enumerate(kept) if worst and size > part * worst]
-
-
-def lone(evidence: Evidence, group: str) -> tuple[str, list[str]] | None:
-    """Return which head, channel or expert is wrong alone, as `` (head 3)``, and the reasons.
-
-    None where the slopes of that ``group`` are all clean, or those of many are not.
-    """
-    count = evidence.metric(f"slope_{group}_count")
-    if not count or count > max(1, len(evidence.profile(group)) // 16):
-        return None
-    index, slope = evidence.metric(f"slope_{group}_index"), evidence.metric(f"slope_{group}")
-    which = "" if index is None else f" ({group} {index:.0f})"
-    reasons = [f"{count:.0f} {group} is beyond the limits{which}, all others are clean"]
-    if slope is not None:
-        reasons.append(f"it is off by {percent(slope)}")
-    return which, reasons
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -10,7 +10,6 @@ from typing import Any
 
 from layerparity.anatomy.family import family_of
 from layerparity.anatomy.site import Site
-from layerparity.backends.chosen import affinity_of
 from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
 from layerparity.machine.neuron_machine import instance_here
@@ -236,7 +235,7 @@ def _devices(config: Config) -> Devices:
     lnc, abilities = config.plan.lnc, open_backend.abilities(config)
     if config.plan.devices is not None:
         return parse_devices(config.plan.devices, lnc)
-    known, here = abilities.memory_known, affinity_of(config.backend.name).score > 1
+    known, here = abilities.memory_known, open_backend.affinity(config.backend.name).score > 1
     if abilities.nxdi and here and (instance := instance_here()) is not None:
         return cores_of(instance, lnc)
     if not known and here:

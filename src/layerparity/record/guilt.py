@@ -11,7 +11,7 @@ from layerparity.anatomy.site import DECODE, Place, Site, within
 from layerparity.ground.decode import encode
 from layerparity.record.weights import WeightFinding
 
-SHOWN, WEIGHTS, SIGNS, HINTS = "shown", "weights", "signs", "hints"
+SHOWN, WEIGHTS, SIGNS = "shown", "weights", "signs"
 
 
 class Phases(StrEnum):
@@ -105,21 +105,21 @@ class Cause:
 
     ``findings`` on the weights are reasons, too; the others are in the rule's own words. ``grade``
     is what it rests on: ``shown`` where the mistake, worked out from stored tensors, gives the
-    candidate's numbers to rounding; ``weights`` where the weights' prints say it; ``signs`` and
-    ``hints`` where the errors look like it, more and less. ``alike`` are further rules' ids whose
+    candidate's numbers to rounding; ``weights`` where the weights' prints say it; ``signs``
+    where the errors look like it. ``alike`` are further rules' ids whose
     mistakes give the same numbers: it is one of them. ``cases`` is how often its rule said such a
     thing when that was measured: with 0, ``confidence`` is other rules' alone; None where it is
     not known.
     """
 
     id: str
-    confidence: float
     sentence: str
     reasons: Sequence[str] = ()
     findings: Sequence[WeightFinding] = ()
     grade: str = ""
     alike: tuple[str, ...] = ()
     cases: int | None = None
+    confidence: float = 0.0
 
     @property
     def shown(self) -> bool:

@@ -84,8 +84,7 @@ def how_sure(cause: Cause) -> str:
     that was measured no share is known.
     """
     known = next(word for least, word in _SURE if cause.confidence >= least)
-    unknown = bool(cause.grade) and cause.cases == 0
-    share = "not measured" if unknown else f"{100 * cause.confidence:.0f} %"
+    share = "not measured" if cause.cases == 0 else f"{100 * cause.confidence:.0f} %"
     return f"{'shown' if cause.shown else known} ({share})"
 
 

@@ -51,7 +51,7 @@ class BiasDropped:
             return None
         names = ", ".join(each.name.rpartition("self_attn.")[2] for each in biases)
         text = f"{names} never reached the graph, and the weights beside them did: biases dropped"
-        return Cause("attention_bias_dropped", 0.95, text, findings=biases, grade=WEIGHTS)
+        return Cause("attention_bias_dropped", text, findings=biases, grade=WEIGHTS)
 
 
 RULE = BiasDropped()

@@ -77,7 +77,7 @@ class FrozenConstant:
             "checkpoint, or a compiled graph took it for a constant before it was (make it an "
             "input of the graph, or load before tracing)"
         )
-        return Cause("bias_frozen_in_graph", 0.9, text, findings=findings, grade=WEIGHTS)
+        return Cause("bias_frozen_in_graph", text, findings=findings, grade=WEIGHTS)
 
 
 RULE = FrozenConstant()

@@ -38,7 +38,7 @@ class ChannelsPermuted:
         if evidence.local.endswith(_TURNED):
             text += _pairing(places, width, evidence.fact("rotary_dim", width))
         reasons = [f"all {len(wrong)} wrong channels are other ones of the golden's, to rounding"]
-        return Cause("channels_permuted", 0.95, text, reasons, grade=SHOWN)
+        return Cause("channels_permuted", text, reasons, grade=SHOWN)
 
 
 def _places(own: Values) -> list[int] | None:

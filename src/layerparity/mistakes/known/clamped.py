@@ -34,7 +34,7 @@ class Clamped:
                 known = _LARGEST.get(most, "")
                 text = f"numbers are clamped at {' and '.join(where)}" + (known and f", {known}")
                 reasons = ["the golden's numbers, clamped so, are the candidate's to rounding"]
-                return Cause("clamped", 0.9, text, reasons, grade=SHOWN)
+                return Cause("clamped", text, reasons, grade=SHOWN)
         return None
 
 

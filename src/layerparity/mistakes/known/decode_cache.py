@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layerparity.anatomy.site import DECODE
-from layerparity.mistakes.cause import HINTS, SHOWN, SIGNS, Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.record.verdict import Outcome
 
 
@@ -19,7 +19,6 @@ class DecodeCache:
             # Queries never go through a cache.
             return None
         text = "the cache is read or written at the wrong place, or its mask shows empty slots"
-        sure = 0.8 if site.end in ("k_rotated", "context") else 0.55
         reasons = [f"{evidence.local} fails at decode step {site.step} and passes in the prefill"]
         lost = _lost_rows(evidence)
         if lost:
@@ -29,11 +28,12 @@ class DecodeCache:
                 "key was not written where it is read"
             )
             seen = [*reasons[:1], "the key is right before it goes into the cache"]
-            return Cause("decode_cache", 0.95, text, seen, grade=SHOWN)
+            return Cause("decode_cache", text, seen, grade=SHOWN)
         before = evidence.other_phase.get(evidence.local)
         passes = before is not None and before.outcome is Outcome.PASS
-        grade = SIGNS if sure > 0.6 else HINTS
-        return Cause("decode_cache", sure, text, reasons, grade=grade) if passes else None
+        if not passes or site.end not in ("k_rotated", "context"):
+            return None
+        return Cause("decode_cache", text, reasons, grade=SIGNS)
 
 
 def _lost_rows(evidence: Evidence) -> list[int]:

@@ -27,16 +27,13 @@ class DegenerateOutput:
         candidate = _called(evidence, "candidate")
         if candidate:
             text = f"the candidate's tensor is {candidate}"
-            return Cause(
-                "degenerate_output", 0.93, text, [f"all of {evidence.local} is so"], grade=SHOWN
-            )
+            return Cause("degenerate_output", text, [f"all of {evidence.local} is so"], grade=SHOWN)
         golden = _called(evidence, "golden")
         if not golden:
             return None
         text = f"the golden's own tensor is {golden}: look at how the golden was captured first"
         return Cause(
             "degenerate_output",
-            0.9,
             text,
             [f"the candidate's {evidence.local} is not"],
             grade=SHOWN,

@@ -85,7 +85,7 @@ class RankZero:
                     f"the rows of {len(sums)} smaller ones are sums of a row of each of {ranks} "
                     "parts, to rounding",
                 ]
-                return Cause("embedding_of_rank_0", 0.95, text, reasons, grade=SHOWN)
+                return Cause("embedding_of_rank_0", text, reasons, grade=SHOWN)
         return None
 
 

@@ -44,7 +44,7 @@ class ExpertBiases:
             f"one constant a channel for each of {shares.shape[1]} experts, times its routing "
             "weight, gives its numbers to rounding"
         ]
-        return Cause("expert_biases", 0.95, text, reasons, grade=SHOWN)
+        return Cause("expert_biases", text, reasons, grade=SHOWN)
 
 
 RULE = ExpertBiases()

@@ -55,7 +55,7 @@ class FirstAlways:
         last = first.shape[-1] - 1
         text = f"the router's choice is ignored: every token goes to experts 0 to {last}"
         reasons = [f"all {len(first)} tokens have the same choice, and the golden's differ"]
-        return Cause("first_experts_always", 0.95, text, reasons, grade=SHOWN)
+        return Cause("first_experts_always", text, reasons, grade=SHOWN)
 
 
 RULE = FirstAlways()

@@ -20,7 +20,7 @@ class Fp8Scale:
             f"{whose}{_SCALE} is not applied as it should be: a value is the stored number times "
             "its block's scale, whatever the name says"
         )
-        return Cause("fp8_scale", 0.97, text, findings=findings, grade=WEIGHTS)
+        return Cause("fp8_scale", text, findings=findings, grade=WEIGHTS)
 
 
 RULE = Fp8Scale()

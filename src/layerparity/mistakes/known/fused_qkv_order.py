@@ -61,14 +61,14 @@ class FusedOrder:
                 # Whether they were fused in another order or put in each other's place is one.
                 named = f"{pair[0]} and {pair[1]} give out each other's numbers: exchanged, or cut "
                 named += "from a stack of another order"
-                return Cause("projections_exchanged", 0.95, named, reasons, moved, SHOWN)
+                return Cause("projections_exchanged", named, reasons, moved, SHOWN)
             reasons.append("their channels are those of another of the three, to rounding")
-            return Cause("fused_qkv_order", 0.95, text, reasons, moved, SHOWN)
+            return Cause("fused_qkv_order", text, reasons, moved, SHOWN)
         # One alone, in another order, was not cut from a stack in the wrong place.
         wrong = {each.component for each in moved} | {f"self_attn.{name}" for name in failing}
         if not moved or len(wrong) < 2 or share is not None:
             return None
-        return Cause("fused_qkv_order", 0.9, text, reasons, moved, WEIGHTS)
+        return Cause("fused_qkv_order", text, reasons, moved, WEIGHTS)
 
 
 def _exchanged(evidence: Evidence) -> tuple[str, str] | None:

@@ -8,10 +8,9 @@ from torch import nn
 from layerparity.anatomy.site import within
 from layerparity.ground.numeral import percent
 from layerparity.mistakes.block import find, lacking
-from layerparity.mistakes.cause import HINTS, WEIGHTS, Cause, Evidence
+from layerparity.mistakes.cause import WEIGHTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.parts import exchange, halves, weight_halves
-from layerparity.mistakes.shape import factor_share
 from layerparity.record.weights import Fate, WeightFinding
 
 DENSE = ("mlp.gate_proj.weight", "mlp.up_proj.weight")
@@ -55,30 +54,23 @@ class GateUpSwapped:
     """The right experts with the right weights give an unrelated or much changed output."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where the experts' output is far off on a good input."""
+        """Return the cause where weights of one half are where the other's should be."""
         if not within(evidence.component, "mlp"):
             return None
         moved = [
             each for each in evidence.findings_of("reordered", component="mlp") if _swaps(each)
         ]
-        if not moved and evidence.component not in ("mlp.experts", "mlp"):
+        if not moved:
             return None
         error = evidence.metric("rel_l2")
-        if not moved and (error is None or error < 0.1 or evidence.blamed):
-            return None
         reasons: list[str] = []
         if error is not None:
             reasons.append(f"{evidence.local} is off by {percent(error)} on a good input")
-        share = factor_share(evidence)
-        if not moved and share > 0.9:
-            return None
         pearson = evidence.metric("pearson")
         if pearson is not None:
             reasons.append(f"its correlation with the golden's is {pearson:.2f}")
-        sure = 0.95 if moved else 0.6 if error is not None and error > 0.4 else 0.4
-        grade = WEIGHTS if moved else HINTS
         text = "gate and up are stacked the wrong way round: silu(up) * gate for silu(gate) * up"
-        return Cause("gate_up_swapped", sure, text, reasons, moved, grade)
+        return Cause("gate_up_swapped", text, reasons, moved, WEIGHTS)
 
 
 def _swaps(finding: WeightFinding) -> bool:

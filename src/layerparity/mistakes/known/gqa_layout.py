@@ -45,7 +45,7 @@ class GqaLayout:
         degree = evidence.fact("tp_degree", 1)
         over = tilings(len(reads), core.key.shape[1], degree).get(tuple(reads))
         text = _TEXT if over is None else tiled_over(over)
-        return Cause("gqa_layout", 0.95, text, reasons, grade=SHOWN)
+        return Cause("gqa_layout", text, reasons, grade=SHOWN)
 
 
 def _by_slopes(evidence: Evidence) -> Cause | None:
@@ -65,7 +65,7 @@ def _by_slopes(evidence: Evidence) -> Cause | None:
         "queries, keys and values pass and the attention made of them fails",
         f"heads {named} of {heads} are wrong; {size} share a key and value head",
     ]
-    return Cause("gqa_layout", 0.6, _TEXT, reasons, grade=SIGNS)
+    return Cause("gqa_layout", _TEXT, reasons, grade=SIGNS)
 
 
 RULE = GqaLayout()

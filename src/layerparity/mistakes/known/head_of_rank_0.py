@@ -81,7 +81,7 @@ class HeadOfRankZero:
             reasons = [
                 f"the logits of ids 0 to {share - 1} stand at all {ranks} parts, to rounding"
             ]
-            return Cause(_ID, 0.95, text, reasons, grade=SHOWN)
+            return Cause(_ID, text, reasons, grade=SHOWN)
         return None
 
 

@@ -51,7 +51,7 @@ class LayerNorm:
             return None
         reasons = ["each token less its mean, divided and weighed so, gives its numbers"]
         text = "a LayerNorm stands where the model has an RMSNorm: the mean is subtracted"
-        return Cause("layer_norm_for_rms_norm", 0.95, text, reasons, grade=SHOWN)
+        return Cause("layer_norm_for_rms_norm", text, reasons, grade=SHOWN)
 
 
 RULE = LayerNorm()

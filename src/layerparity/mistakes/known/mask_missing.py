@@ -36,7 +36,7 @@ class MaskMissing:
             "queries, keys and values pass and the attention made of them fails",
             "attention by such a mask gives its numbers to rounding",
         ]
-        return Cause("mask_missing", 0.95, text, reasons, grade=SHOWN)
+        return Cause("mask_missing", text, reasons, grade=SHOWN)
 
 
 def _masks(tokens: Tokens) -> Iterator[tuple[torch.Tensor, str]]:

@@ -25,7 +25,7 @@ class MaskOffByOne:
             if core.shows(seen) or core.shows(hiding_first(seen, evidence.tokens)):
                 text = f"the causal mask is off by one: {words}"
                 reasons = [_FAILS, "attention by such a mask gives its numbers to rounding"]
-                return Cause("mask_off_by_one", 0.95, text, reasons, grade=SHOWN)
+                return Cause("mask_off_by_one", text, reasons, grade=SHOWN)
         return None
 
 
@@ -42,7 +42,7 @@ def _by_trend(evidence: Evidence) -> Cause | None:
         return None
     text = "the causal mask is off by one: a token sees the next one, or not itself"
     worst = f"early tokens, which see few others, are worst (rank correlation {falling:.2f})"
-    return Cause("mask_off_by_one", 0.5, text, [_FAILS, worst], grade=SIGNS)
+    return Cause("mask_off_by_one", text, [_FAILS, worst], grade=SIGNS)
 
 
 RULE = MaskOffByOne()

@@ -26,7 +26,7 @@ class NeverLoaded:
         if lost:
             names = ", ".join(each.name for each in lost[:4])
             text = f"{names} never reached the graph: the port's key mapping does not know the name"
-            return Cause("never_loaded", 0.95, text, findings=lost, grade=WEIGHTS)
+            return Cause("never_loaded", text, findings=lost, grade=WEIGHTS)
         pearson = evidence.metric("pearson")
         if evidence.blamed or not evidence.component.endswith("_proj") or pearson is None:
             return None
@@ -42,7 +42,7 @@ class NeverLoaded:
             f"its output has nothing to do with the golden's (correlation {numeral(pearson, 2)})",
             f"it has the size that weights drawn with a deviation of {numeral(drawn)} give",
         ]
-        return Cause("never_loaded", 0.8, text, reasons, grade=SIGNS)
+        return Cause("never_loaded", text, reasons, grade=SIGNS)
 
 
 def _spread_of_weights(evidence: Evidence) -> float | None:

@@ -15,7 +15,7 @@ class Nonfinite:
             return None
         text = "NaN or Inf arise here: an overflow in a narrow type, a fully masked row, or a 0 / 0"
         reasons = [f"{count:.0f} values of {evidence.local} are NaN or Inf on one side only"]
-        return Cause("nonfinite", 0.9, text, reasons, grade=SHOWN)
+        return Cause("nonfinite", text, reasons, grade=SHOWN)
 
 
 RULE = Nonfinite()

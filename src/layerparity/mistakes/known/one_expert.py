@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from layerparity.mistakes.alone import expert_alone
-from layerparity.mistakes.cause import HINTS, SHOWN, Cause, Evidence
-from layerparity.mistakes.shape import lone
+from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 
 
 class OneExpert:
-    """The tokens of one expert are wrong, all of them and no others; or its slope is alone."""
+    """The tokens of one expert are wrong, all of them and no others."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where one expert is wrong and all others are right."""
         if evidence.component not in ("mlp.experts", "mlp"):
             return None
-        shown = expert_alone(evidence)
-        blind = evidence.values(evidence.local) is None
-        seen = shown or (lone(evidence, "expert") if blind else None)
+        seen = expert_alone(evidence)
         if seen is None:
             return None
         which, reasons = seen
         text = f"one expert is wrong{which}: its weights come from elsewhere, or a shard lost it"
-        return Cause("one_expert", 0.75, text, reasons, grade=SHOWN if shown else HINTS)
+        return Cause("one_expert", text, reasons, grade=SHOWN)
 
 
 RULE = OneExpert()

@@ -39,7 +39,7 @@ class OneFactorEach:
                     f"{why}, is wrong or left out"
                 )
                 reasons = [f"one factor a {what} gives the candidate's numbers to rounding"]
-                return Cause("one_factor_each", 0.9, text, reasons, grade=SHOWN)
+                return Cause("one_factor_each", text, reasons, grade=SHOWN)
         return None
 
 

@@ -67,7 +67,7 @@ class Frozen:
             "the graph, or nothing is rotated there"
         )
         reasons = ["what goes into the rotation comes out, to rounding; the prefill's passes"]
-        return Cause("position_frozen_in_graph", 0.95, text, reasons, grade=SHOWN)
+        return Cause("position_frozen_in_graph", text, reasons, grade=SHOWN)
 
 
 RULE = Frozen()

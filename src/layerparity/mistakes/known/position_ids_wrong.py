@@ -63,7 +63,7 @@ class PositionIds:
             reasons.append("full rows are turned as the golden's, padded ones by other angles")
         text = "the positions or the mask of padded rows are wrong: padding is counted as tokens"
         grade = SIGNS if turning is None else SHOWN
-        return Cause("position_ids_wrong", 0.9, text, reasons, grade=grade)
+        return Cause("position_ids_wrong", text, reasons, grade=grade)
 
 
 RULE = PositionIds()

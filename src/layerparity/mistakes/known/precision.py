@@ -6,17 +6,13 @@ import math
 
 import torch
 
-from layerparity.ground.numeral import numeral, percent
+from layerparity.ground.numeral import percent
 from layerparity.mistakes.block import CHOICES, LOGITS, WEIGHTS
-from layerparity.mistakes.cause import HINTS, SHOWN, Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 from layerparity.mistakes.kernels import core_of
 from layerparity.mistakes.norms import norm_check, one_factor_a_row
 from layerparity.mistakes.routers import GATES, SCORES, routing_of
-from layerparity.mistakes.shape import factor_share, spread
 
-# About the relative L2 error of one operation on values rounded to each type.
-STEPS = {"float8_e4m3": 2**-5, "bfloat16": 2**-9, "float16": 2**-12, "float32": 2**-25}
-_GROUPS = ("head", "channel", "expert")
 # The types that a tensor's numbers may all be of, the narrowest first.
 _NARROW = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16)
 # What the factor of a norm is off by where its variance is computed in bfloat16, and the least.
@@ -25,12 +21,10 @@ _COARSE, _LEAST = 2.0**-6, 2.0**-12
 _VARIED = 32
 # What a hypothesis may leave of an error, where some roundings go the other way.
 _EXPLAINED = 0.1
-# Tokens beyond this many times the median are no even rounding.
-_UNEVEN = 8.0
 
 
 class Precision:
-    """All numbers are of a narrower type, or the error has no structure at all."""
+    """All numbers are of a narrower type, or are what such a one gives."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where what is left is rounding of a coarser type."""
@@ -38,8 +32,8 @@ class Precision:
         if narrow:
             text = f"a part is computed in, or rounded to, a narrower type: {narrow}"
             reasons = [f"every number of the candidate is one of {narrow}, and the golden's not"]
-            return Cause("precision", 0.95, text, reasons, grade=SHOWN)
-        coarse = (_coarse_norm, _coarse_router, _coarse_attention, _unstructured)
+            return Cause("precision", text, reasons, grade=SHOWN)
+        coarse = (_coarse_norm, _coarse_router, _coarse_attention)
         return next(filter(None, (each(evidence) for each in coarse)), None)
 
 
@@ -75,7 +69,7 @@ def _coarse_norm(evidence: Evidence) -> Cause | None:
         return None
     text = "the norm's variance, or its root, is computed in a narrower type"
     reasons = [f"each token is right but for a factor of its own, up to {percent(largest)} off"]
-    return Cause("precision", 0.9, text, reasons, grade=SHOWN)
+    return Cause("precision", text, reasons, grade=SHOWN)
 
 
 def _coarse_router(evidence: Evidence) -> Cause | None:
@@ -103,7 +97,7 @@ def _coarse_router(evidence: Evidence) -> Cause | None:
             kind = str(narrow).removeprefix("torch.")
             text = f"the chosen experts' weights are divided by their sum in {kind}, not in float32"
             reasons = [f"{name} of its own logits, divided in {kind}, gives its weights"]
-            return Cause("precision", 0.9, text, reasons, grade=SHOWN)
+            return Cause("precision", text, reasons, grade=SHOWN)
     return None
 
 
@@ -133,32 +127,7 @@ def _coarse_attention(evidence: Evidence) -> Cause | None:
         f"attention of its own queries, keys and values, {what} rounded to {kind}, gives its "
         f"numbers but for {percent(left[0][0])} of the error"
     ]
-    return Cause("precision", 0.95, text, reasons, grade=SHOWN)
-
-
-def _unstructured(evidence: Evidence) -> Cause | None:
-    """Return the cause where the error is larger than rounding, even, and nothing explains it."""
-    error, times = evidence.metric("rel_l2"), evidence.metric("error_ratio")
-    if not error or error > 0.1 or evidence.blamed or times is None or times < 2:
-        return None
-    share = factor_share(evidence)
-    grouped = any(evidence.metric(f"slope_{each}_count") for each in _GROUPS)
-    errors = sorted(each for each in evidence.errors if math.isfinite(each))
-    middle = errors[len(errors) // 2] if errors else 0.0
-    if share > 0.5 or grouped or not errors or errors[-1] > _UNEVEN * middle:
-        return None
-    if errors[0] * _UNEVEN < middle:
-        return None
-    # The type whose rounding step, half of it and up to a few, is nearest to the error.
-    name = min(STEPS, key=lambda name: abs(math.log(error / STEPS[name])))
-    own = evidence.facts.get("dtype", "its type")
-    reasons = [
-        f"it is {numeral(times)} times the floor of rounding in {own}",
-        f"the error has no structure: one factor explains {percent(share)}",
-        f"tokens are off alike (spread {spread(evidence.errors):.0%})",
-    ]
-    text = f"a part is computed in a narrower type: {percent(error)} looks like {name}"
-    return Cause("precision", 0.5, text, reasons, grade=HINTS)
+    return Cause("precision", text, reasons, grade=SHOWN)
 
 
 RULE = Precision()

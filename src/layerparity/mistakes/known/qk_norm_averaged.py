@@ -47,12 +47,12 @@ class Averaged:
         check = norm_check(evidence)
         if check is None or check.heads == 1:
             # The prints tell an average, or nothing does.
-            return Cause("qk_norm_averaged", 0.9, _TEXT, reasons, fates, WEIGHTS) if fates else None
+            return Cause("qk_norm_averaged", _TEXT, reasons, fates, WEIGHTS) if fates else None
         mean = check.weight.unflatten(-1, (check.heads, -1)).mean(0).repeat(check.heads)
         if not check.shows(partial(rms_normed, epsilon=check.epsilon), mean):
             return None
         reasons.append("the mean of all heads' weights gives its numbers to rounding")
-        return Cause("qk_norm_averaged", 0.95, _TEXT, reasons, fates, SHOWN)
+        return Cause("qk_norm_averaged", _TEXT, reasons, fates, SHOWN)
 
 
 _TEXT = "its weight is not the checkpoint's: per-head weights averaged into one"

@@ -65,13 +65,13 @@ class PerHead:
         reasons.append("a norm over each head by itself gives its numbers to rounding")
         degree = evidence.fact("tp_degree", 1)
         if degree < check.heads:
-            return Cause("qk_norm_per_head", 0.95, text, reasons, grade=SHOWN)
+            return Cause("qk_norm_per_head", text, reasons, grade=SHOWN)
         text = (
             f"each of {degree} ranks takes the norm of its own heads, or each head is normed by "
             "itself: with one head a rank both are the same; the model norms all heads together"
         )
         alike = ("qk_norm_per_head",)
-        return Cause("qk_norm_per_rank", 0.95, text, reasons, grade=SHOWN, alike=alike)
+        return Cause("qk_norm_per_rank", text, reasons, grade=SHOWN, alike=alike)
 
 
 def _by_variance(evidence: Evidence, text: str, reasons: list[str]) -> Cause | None:
@@ -90,7 +90,7 @@ def _by_variance(evidence: Evidence, text: str, reasons: list[str]) -> Cause | N
         f"{between:.0%} of the variance of the channels' slopes is between heads: "
         "within a head all channels are off alike"
     )
-    return Cause("qk_norm_per_head", 0.8, text, reasons, grade=SIGNS)
+    return Cause("qk_norm_per_head", text, reasons, grade=SIGNS)
 
 
 RULE = PerHead()

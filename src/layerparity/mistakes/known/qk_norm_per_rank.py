@@ -63,7 +63,7 @@ class PerRank:
             if check.heads % ranks == 0 and check.shows(shared):
                 text = f"the norm is taken over each of {ranks} shares of the heads, as ranks do"
                 reasons = [f"norms over {ranks} shares of the heads give its numbers to rounding"]
-                return Cause("qk_norm_per_rank", 0.95, text, reasons, grade=SHOWN)
+                return Cause("qk_norm_per_rank", text, reasons, grade=SHOWN)
         return None
 
 

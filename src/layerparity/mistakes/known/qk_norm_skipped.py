@@ -42,7 +42,7 @@ class Skipped:
             reasons.append("it is the projection's output to rounding, and the golden's is not")
         else:
             return None
-        return Cause("qk_norm_skipped", 0.98, text, reasons, grade=SHOWN)
+        return Cause("qk_norm_skipped", text, reasons, grade=SHOWN)
 
 
 RULE = Skipped()

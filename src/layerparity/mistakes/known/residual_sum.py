@@ -42,7 +42,7 @@ class ResidualSum:
         inside = evidence.part != RESIDUAL and evidence.local.rpartition(":")[0]
         text = f"{inside or 'the block'} adds {words} where each part is added once"
         reasons = ["its parts pass, and these multiples of them give its numbers to rounding"]
-        return Cause("residual_sum", 0.95, text, reasons, grade=SHOWN) if odd else None
+        return Cause("residual_sum", text, reasons, grade=SHOWN) if odd else None
 
 
 def _multiples(out: Values, parts: list[Values]) -> list[float]:

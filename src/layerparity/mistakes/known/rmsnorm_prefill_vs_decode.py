@@ -10,7 +10,7 @@ from torch import nn
 
 from layerparity.anatomy.site import DECODE
 from layerparity.mistakes.block import epsilon_name, find, lacking, rms
-from layerparity.mistakes.cause import HINTS, SIGNS, Cause, Evidence
+from layerparity.mistakes.cause import SIGNS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.record.verdict import Outcome
 
@@ -66,20 +66,14 @@ class DecodeNorm:
         ):
             return None
         before = evidence.other_phase.get(evidence.local)
-        if before is not None and before.outcome is Outcome.FAIL:
+        if before is None or before.outcome is not Outcome.PASS:
             return None
-        reasons = [f"{evidence.local} fails at decode step {evidence.site.step}"]
-        passes = before is not None and before.outcome is Outcome.PASS
-        if passes:
-            reasons.append("the same site passes in the prefill")
+        reasons = [
+            f"{evidence.local} fails at decode step {evidence.site.step}",
+            "the same site passes in the prefill",
+        ]
         text = "the norm is another one in the graph for token generation than in the prefill's"
-        return Cause(
-            "rmsnorm_prefill_vs_decode",
-            0.92 if passes else 0.5,
-            text,
-            reasons,
-            grade=SIGNS if passes else HINTS,
-        )
+        return Cause("rmsnorm_prefill_vs_decode", text, reasons, grade=SIGNS)
 
 
 RULE = DecodeNorm()

@@ -64,7 +64,6 @@ class FullRope:
         text = f"all {width} channels of a head are rotated; the model rotates the first {rotary}"
         return Cause(
             "rope_full_instead_of_partial",
-            0.95,
             text,
             [
                 f"channels {rotary} to {width - 1} should pass unrotated, and their slopes are off "

@@ -64,7 +64,7 @@ class Unscaled:
             return None
         text = f"the model's rope scaling ({kind}) is left out: rope_theta alone makes the angles"
         reasons = [f"angles of rope_theta = {float(theta):g} alone give its numbers to rounding"]
-        return Cause("rope_scaling_left_out", 0.95, text, reasons, grade=SHOWN)
+        return Cause("rope_scaling_left_out", text, reasons, grade=SHOWN)
 
 
 RULE = Unscaled()

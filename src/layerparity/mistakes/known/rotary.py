@@ -6,7 +6,7 @@ import torch
 
 from layerparity.ground.numeral import numeral
 from layerparity.mistakes.angles import which_angles
-from layerparity.mistakes.cause import HINTS, SHOWN, SIGNS, Cause, Evidence
+from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.shape import median, trend
 from layerparity.mistakes.turning import same_angles, turning_of
 
@@ -47,24 +47,20 @@ class Rotary:
             seen.append("angles in pairs of neighbours give its numbers to rounding")
         else:
             return None
-        return Cause("rotary", 0.95, text, seen, grade=SHOWN)
+        return Cause("rotary", text, seen, grade=SHOWN)
 
 
 def _by_growth(evidence: Evidence, text: str) -> Cause | None:
     """Return the cause where token 0, which is not turned, is right and the error grows."""
     rotated, growing = evidence.part == "rotary", growth_reasons(evidence)
-    # Queries and keys that pass as they were rotated are right: what is wrong comes later.
-    right = all(evidence.passed(f"self_attn:{each}_rotated") for each in "qk")
-    if not rotated and (right or not growing):
+    if not rotated or not growing:
         return None
     has_floor = evidence.metric("error_ratio") is not None
     if not has_floor and evidence.errors and median(evidence.errors) < _ROUNDED:
         # Token 0 is not turned, and so is exact in any case; the others round.
         return None
-    reasons = [f"{evidence.local} fails and what it is made of passes"] if rotated else []
-    sure = {(True, True): 0.9, (True, False): 0.6, (False, True): 0.5}[rotated, bool(growing)]
-    grade = SIGNS if rotated and growing else HINTS
-    return Cause("rotary", sure, text, [*reasons, *growing], grade=grade)
+    reasons = [f"{evidence.local} fails and what it is made of passes", *growing]
+    return Cause("rotary", text, reasons, grade=SIGNS)
 
 
 def growth_reasons(evidence: Evidence) -> list[str]:

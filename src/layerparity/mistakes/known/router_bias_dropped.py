@@ -48,7 +48,7 @@ class RouterBias:
             each for each in evidence.findings_of("never_loaded", "missing") if "bias" in each.name
         ]
         if lost:
-            return Cause("router_bias_dropped", 0.95, _TEXT, findings=lost, grade=HELD)
+            return Cause("router_bias_dropped", _TEXT, findings=lost, grade=HELD)
         routing = routing_of(evidence)
         if routing is None:
             return _by_outcomes(evidence)
@@ -59,7 +59,7 @@ class RouterBias:
             "the candidate's experts are those of its largest scores, at every token",
             f"the golden's are at {routing.golden_largest:.0%} of them: a bias decides there",
         ]
-        return Cause("router_bias_dropped", 0.95, _TEXT, reasons, grade=SHOWN)
+        return Cause("router_bias_dropped", _TEXT, reasons, grade=SHOWN)
 
 
 # A golden that chooses the largest scores at more tokens shows no bias that rounding does not.
@@ -82,7 +82,7 @@ def _by_outcomes(evidence: Evidence) -> Cause | None:
         f"expert sets agree at {agreement:.0%} of the tokens",
         "where the sets agree the weights are right: scores are, only ranks not",
     ]
-    return Cause("router_bias_dropped", 0.5, _TEXT, reasons, grade=SIGNS)
+    return Cause("router_bias_dropped", _TEXT, reasons, grade=SIGNS)
 
 
 RULE = RouterBias()

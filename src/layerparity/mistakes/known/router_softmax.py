@@ -62,7 +62,7 @@ class RouterActivation:
             f"the golden's are given by {right.score}",
         ]
         text = f"the router's activation differs: {own.score} where the model uses {right.score}"
-        return Cause("router_softmax", 0.95, text, reasons, grade=SHOWN)
+        return Cause("router_softmax", text, reasons, grade=SHOWN)
 
 
 def _by_outcomes(evidence: Evidence) -> Cause | None:
@@ -78,7 +78,7 @@ def _by_outcomes(evidence: Evidence) -> Cause | None:
     if evidence.failed(CHOICES):
         reasons.append("the expert sets differ as well: the scores before the bias are others")
     text = "the router's activation differs: softmax where the model uses sigmoid, or reversed"
-    return Cause("router_softmax", 0.5, text, reasons, grade=SIGNS)
+    return Cause("router_softmax", text, reasons, grade=SIGNS)
 
 
 RULE = RouterActivation()

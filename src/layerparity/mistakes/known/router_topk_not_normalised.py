@@ -65,7 +65,7 @@ class TopkNotNormalised:
         reasons = [
             f"{own.score} of its own logits, {how}, gives the candidate's weights to rounding"
         ]
-        return Cause("router_topk_not_normalised", 0.95, text, reasons, grade=SHOWN)
+        return Cause("router_topk_not_normalised", text, reasons, grade=SHOWN)
 
 
 _TEXT = "the weights of the chosen experts are not divided by their sum"
@@ -86,7 +86,7 @@ def _by_size(evidence: Evidence) -> Cause | None:
         f"{WEIGHTS} is {numeral(ratio)} times as large as the golden's, "
         f"and one factor explains {percent(share)} of the error",
     ]
-    return Cause("router_topk_not_normalised", 0.6, _TEXT, reasons, grade=SIGNS)
+    return Cause("router_topk_not_normalised", _TEXT, reasons, grade=SIGNS)
 
 
 RULE = TopkNotNormalised()

@@ -47,7 +47,7 @@ class Masked:
             return None
         text = "the chosen experts are added up unweighted: their weights became a mask of ones"
         reasons = ["every weight of the candidate is 1, and the golden's are not"]
-        return Cause("routing_weights_masked", 0.95, text, reasons, grade=SHOWN)
+        return Cause("routing_weights_masked", text, reasons, grade=SHOWN)
 
 
 RULE = Masked()

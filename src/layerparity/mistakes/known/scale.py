@@ -24,7 +24,7 @@ class Scale:
             if abs(factor) < _NOTHING or not own.shows(factor * own.golden):
                 return None
             reasons = ["the golden's numbers times that factor are the candidate's to rounding"]
-            return Cause("scale", 0.95, _text(factor), reasons, grade=SHOWN)
+            return Cause("scale", _text(factor), reasons, grade=SHOWN)
         share, known = factor_share(evidence), factor_of(evidence)
         if known is None or share < 0.95 or spread(evidence.errors) > _ALIKE:
             return None
@@ -32,7 +32,7 @@ class Scale:
             f"one factor explains {percent(share)} of the error",
             f"every token is off alike (spread {spread(evidence.errors):.0%})",
         ]
-        return Cause("scale", 0.8, _text(known), reasons, grade=SIGNS)
+        return Cause("scale", _text(known), reasons, grade=SIGNS)
 
 
 def _text(factor: float) -> str:

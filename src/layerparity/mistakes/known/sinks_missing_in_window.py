@@ -58,7 +58,7 @@ class NoSinks:
             "each head's context is right but for a factor above one, up to "
             f"{float(factors.max()):.2f}: what the sink should take is spread over the tokens"
         ]
-        return Cause("sinks_missing_in_window", 0.95, text, reasons, grade=SHOWN)
+        return Cause("sinks_missing_in_window", text, reasons, grade=SHOWN)
 
 
 RULE = NoSinks()

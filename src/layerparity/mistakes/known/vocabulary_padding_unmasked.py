@@ -58,7 +58,7 @@ class PaddingShown:
             "the rows that pad its vocabulary are not cut off"
         )
         reasons = [f"it gives out {own} logits a token, and the vocabulary has {vocabulary}"]
-        return Cause("vocabulary_padding_unmasked", 0.95, text, reasons, grade=SIGNS)
+        return Cause("vocabulary_padding_unmasked", text, reasons, grade=SIGNS)
 
 
 RULE = PaddingShown()

@@ -79,7 +79,7 @@ class Sliced:
         """
         for found in (*_norms(evidence), *_routers(evidence), *_exchanged(evidence)):
             reasons = [f"{found.what} to rounding"]
-            return Cause(_ID, 0.95, found.text, reasons, grade=SHOWN)
+            return Cause(_ID, found.text, reasons, grade=SHOWN)
         own = (each for each in evidence.blamed if each.fate is Fate.SLICED)
         cut = next((each for each in own if within(each.component, evidence.component)), None)
         if cut is None:
@@ -93,7 +93,7 @@ class Sliced:
             "are the checkpoint's"
         )
         reasons = ["that slice is the checkpoint's to the bit, so the weight was loaded"]
-        return Cause(_ID, 0.95, text, reasons, findings=[cut], grade=WEIGHTS)
+        return Cause(_ID, text, reasons, findings=[cut], grade=WEIGHTS)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class WeightsAltered:
         if first.what == "loaded_twice" and first.holds:
             text = f"{first.name} was loaded from {first.holds[0]}: "
         text += "the weight conversion is wrong"
-        return Cause("weights_altered", 0.8, text, findings=findings, grade=WEIGHTS)
+        return Cause("weights_altered", text, findings=findings, grade=WEIGHTS)
 
 
 _HOW = {"reordered": "in another order"}

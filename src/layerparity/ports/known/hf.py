@@ -6,14 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.family import (
-    ATTENDED,
-    CHOSEN_TOKENS,
-    HIDDEN,
-    ROUTED,
-    Tap,
-    taps_within,
-)
+from layerparity.anatomy.family import ATTENDED, CHOSEN_TOKENS, HIDDEN, ROUTED, Tap, taps_within
 from layerparity.anatomy.site import EMBEDDING, Place, Site
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError

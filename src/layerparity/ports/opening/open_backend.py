@@ -13,7 +13,13 @@ from layerparity.settings.config import RunKind
 
 if TYPE_CHECKING:
     from layerparity.backends.base import Abilities, Backend
+    from layerparity.machine.device import Affinity
     from layerparity.settings.config import Config
+
+
+def affinity(name: str) -> Affinity:
+    """Return how well a backend fits this machine; nothing heavy is imported."""
+    return chosen.affinity_of(name)
 
 
 def abilities(config: Config) -> Abilities:

@@ -19,10 +19,10 @@ from layerparity.ground import progress
 from layerparity.ground.errors import Exit, UserError
 from layerparity.machine import owner
 
+# By name: it makes what a job asks for step by step, and steps ask for it.
+_CHILD = "layerparity.making.child_run"
 # Seconds in which a child that was told to end may close its run.
 _GRACE_S = 20.0
-# The door of such a child, by name: it stands above the jobs.
-_DOOR = "layerparity.cli.apart"
 
 
 def make(settings: Mapping[str, Any]) -> str:
@@ -56,7 +56,7 @@ def _child(keys: Path, errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
     """Start the child on a file of keys; whatever ends the block early ends it as well."""
     paths = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
     child = subprocess.Popen(
-        [sys.executable, "-m", _DOOR, str(keys)],
+        [sys.executable, "-m", _CHILD, str(keys)],
         env={**os.environ, "PYTHONPATH": paths},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A child process that makes one run of a job: python -m layerparity.cli.apart FILE.
+"""A child process that makes one run of a job: python -m layerparity.making.child_run FILE.
 
 FILE holds the run's keys as JSON, and then what came of it: ``run``, its id, or ``refused``, why.
 """
@@ -10,19 +10,17 @@ import sys
 import traceback
 from pathlib import Path
 
-from layerparity.cli import search_path
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.resources import shipped
-from layerparity.settings import config
+from layerparity.making import make, steps, typed_keys
+from layerparity.settings import config, search_path
+from layerparity.tracking.process import terminable
 
 
 def main(path: str) -> int:
-    """Make the run, write what came of it, and return the exit status."""
+    """Make the run of a file of keys in this process, and return the exit status."""
     from hydra import initialize_config_dir
-
-    from layerparity.making import make, steps, typed_keys
-    from layerparity.tracking.process import terminable
 
     file = Path(path)
     settings = json.loads(file.read_text(encoding="utf-8"))

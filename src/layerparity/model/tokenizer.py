@@ -1,0 +1,37 @@
+"""The tokenizer of a checkpoint, and what is said where it cannot be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from layerparity.ground.errors import UserError, memory_ran_out
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Return the folder's tokenizer. Raises UserError where it has none."""
+    from transformers import AutoTokenizer
+
+    with tokenizer_errors(folder):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+@contextmanager
+def tokenizer_errors(folder: Path) -> Iterator[None]:
+    """Raise UserError where a folder's tokenizer cannot be read, or cannot be used, inside.
+
+    Its library is Rust: what it refuses is a bare Exception, and where it panics not even that.
+    """
+    try:
+        yield
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"
+        if memory_ran_out(error) or not (panic or isinstance(error, Exception)):
+            raise
+        said = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{folder} has no tokenizer that can be read ({said})",
+            "fetch its files again, or use inputs=tokens inputs.file=<ids.json>.",
+        ) from error
