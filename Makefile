@@ -108,10 +108,11 @@ screenshots: .venv/ready
 		--constraint constraints.txt torch==2.13.0 pytest pytest-timeout pytest-xdist --editable .
 	touch $@
 
-# Exact pins for everything but torch, its CUDA packages and torch_xla, which pyproject.toml pins.
+# Exact pins for everything but torch, its CUDA packages and torch_xla, which pyproject.toml pins, and
+# what is AWS's own.
 constraints:
-	$(UV) pip compile --quiet --upgrade --no-emit-index-url --no-annotate --no-header --all-extras \
-		--overrides overrides.txt pyproject.toml --output-file constraints.new
+	$(UV) pip compile --quiet --upgrade --no-emit-index-url --no-annotate --no-header \
+		$(patsubst %,--extra %,xla joblib slurm team dev) --overrides overrides.txt pyproject.toml --output-file constraints.new
 	grep -vE '^(torch|torch-xla|triton|nvidia-.*|cuda-.*)==' constraints.new > constraints.txt
 	$(BIN)/python -m pip freeze | grep '^uv==' >> constraints.txt
 	rm constraints.new

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 
 import pytest
 import torch
-from conftest import Ended
+from judging.corpus import DTYPES, SHAPES, Corpus
+from judging.mutations import arithmetic, cores, outputs, routing, shifts, stored
 from test_faults import LAYER, Good, Made, assets, changed, good, made_too, mutated, starts_at
 from test_port_hf import padded_batch
 
 from layerparity.anatomy.site import Place
 from layerparity.mistakes.fault import Fault
-from layerparity.mistakes.mutations import arithmetic, cores, outputs, routing, shifts, stored
 from layerparity.ports.known.fault import PlantedPort
 from layerparity.ports.known.hf import HfPort
-from layerparity.selftest.corpus import DTYPES, SHAPES, Corpus
 from layerparity.settings.config import DType
 
 __all__ = ["good", "made_too"]
@@ -102,14 +99,3 @@ def test_each_fault_begins_where_it_says(
             assert not wrong, each.story
             assert not whole, each.story
     assert hits >= 3
-
-
-def test_a_small_corpus_is_run(cli: Callable[..., Ended], tmp_path: Path) -> None:
-    ended = cli("experiment=corpus", "job.corpus=3", "job.seed=2")
-    assert ended.exit in (0, 1), ended.err
-    assert "causes printed at 70% or more are true, in" in ended.out
-    (kept,) = tmp_path.rglob("selftest.json")
-    cases = json.loads(kept.read_text())
-    assert len(cases) == 3
-    assert all(case["place"].startswith("layers.") for case in cases)
-    assert any(case["named"] for case in cases)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from conftest import Ended
 from folders import SHARED, _save
+from judging.port import MutationPort
 from safetensors.torch import load_file, save_file
 from test_port_hf import HostBackend, padded_batch, run_all, stages
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -30,7 +31,6 @@ from layerparity.model.skeleton import Skeleton
 from layerparity.model.twin import twins
 from layerparity.ports.base import Assets, Call
 from layerparity.ports.known import hf
-from layerparity.ports.known.fault import FaultPort
 from layerparity.ports.observed import proof
 from layerparity.record.manifest import SitePatterns
 from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
@@ -544,6 +544,6 @@ def test_a_mutation_is_drawn_of_any_block_and_said(tmp_path: Path, name: str) ->
     base = port_of(make_model(name, tmp_path, changes={"num_hidden_layers": 2, **sizes}))
     for index in (0, 3):
         base.assets.backend.warnings.clear()
-        port = FaultPort(base.assets, "mutation", index=index)
+        port = MutationPort(base.assets, index)
         (said,) = base.assets.backend.warnings
         assert said == f"The mutation that was drawn: {port.fault.story}."

@@ -8,6 +8,11 @@ from random import Random
 
 import pytest
 import torch
+from judging.mutations.base import Mutation
+from judging.mutations.draw import KINDS, mutations
+from judging.mutations.modules import precision
+from judging.mutations.shifts import masks
+from judging.port import MutationPort
 from safetensors.torch import load_file, save_file
 from test_port_hf import EVERYTHING, HostBackend, padded_batch, run_all
 
@@ -17,12 +22,9 @@ from layerparity.anatomy.site import EMBEDDING, HEAD, Place
 from layerparity.ground.errors import UserError
 from layerparity.mistakes.catalogue import catalogue, known_fault
 from layerparity.mistakes.fault import BLOCK, PHASES, Fault
-from layerparity.mistakes.mutations.draw import KINDS, Mutation, mutations
-from layerparity.mistakes.mutations.modules import precision
-from layerparity.mistakes.mutations.shifts import masks
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.ports.base import Assets, Call, Observed
-from layerparity.ports.known.fault import FaultPort
+from layerparity.ports.known.fault import FaultPort, PlantedPort
 from layerparity.ports.known.hf import HfPort
 from layerparity.selftest.models import BLOCK as FP8_BLOCK
 from layerparity.selftest.models import make_fp8
@@ -353,8 +355,6 @@ def test_positions_without_padding_are_right(made_too, capsys) -> None:
         ({"name": "router_bias"}, "Did you mean 'router_bias_dropped'?"),
         ({"name": "qk_norm_skipped", "layers": [3]}, "port.layers=[3]: give some of the layers 0"),
         ({"name": "qk_norm_skipped", "layers": []}, "port.layers=[]"),
-        ({"name": "qk_norm_skipped", "index": 1}, "use port.name=mutation"),
-        ({"name": "mutation", "index": 9999}, "mutations of such a block, not 10000"),
         ({"name": "embedding_of_rank_0", "layers": [0]}, "in no block: leave port.layers out"),
     ],
 )
@@ -420,7 +420,7 @@ def test_mutations_are_many_distinct_and_repeatable() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_mutations_begin_at_their_component(made_too, good, dtype: DType) -> None:
     right = good("minimax_m2", dtype)[0]
-    port = FaultPort(assets(made_too("minimax_m2"), dtype), "mutation", [LAYER], seed=5)
+    port = MutationPort(assets(made_too("minimax_m2"), dtype), 0, [LAYER], seed=5)
     _, call = padded_batch()
     call.cache = port.new_cache(call.batch, call.tokens + 1)
     seen: dict[str, list[bool]] = {}
@@ -443,7 +443,7 @@ def test_what_is_computed_in_float32_inside_a_16_bit_block_is_computed_in_16_bit
     made_too, good
 ) -> None:
     right = good("minimax_m2", DType.bfloat16)[0]
-    port = FaultPort(assets(made_too("minimax_m2"), DType.bfloat16), "mutation", [LAYER], seed=5)
+    port = MutationPort(assets(made_too("minimax_m2"), DType.bfloat16), 0, [LAYER], seed=5)
     _, call = padded_batch()
     drawn = precision(Random(0), port.skeleton.module(f"layers.{LAYER}"))
     inner = [each for each in drawn if "float32" in each.story]
@@ -454,14 +454,14 @@ def test_what_is_computed_in_float32_inside_a_16_bit_block_is_computed_in_16_bit
         assert not port._reason(Place(LAYER))
         wrong = changed(mutated(port, call, right["layers.0"].output), right[f"layers.{LAYER}"])
         assert wrong and starts_at(each.component, wrong[0]), (each.story, wrong)
-    alone = FaultPort(assets(made_too("minimax_m2"), DType.float32), "mutation", [LAYER], seed=5)
+    alone = MutationPort(assets(made_too("minimax_m2"), DType.float32), 0, [LAYER], seed=5)
     alone.fault = inner[0]
     assert "computes everything in it" in alone._reason(Place(LAYER))
 
 
 def test_masks_are_wrong_alike_with_room_in_the_cache(made_too) -> None:
     """Without padding transformers gives no mask, though the cache has room for more tokens."""
-    port = FaultPort(assets(made_too("minimax_m2"), DType.float32), "mutation", [LAYER], seed=5)
+    port = MutationPort(assets(made_too("minimax_m2"), DType.float32), 0, [LAYER], seed=5)
     ids = torch.arange(5, 12)[None]
     call = Call(torch.ones_like(ids), torch.arange(7)[None])
     given = torch.randn(1, 7, port.skeleton.config.hidden_size)
@@ -476,7 +476,7 @@ def test_masks_are_wrong_alike_with_room_in_the_cache(made_too) -> None:
         torch.testing.assert_close(with_room.output, plain.output)
 
 
-def mutated(port: FaultPort, call: Call, given: torch.Tensor) -> Observed:
+def mutated(port: PlantedPort, call: Call, given: torch.Tensor) -> Observed:
     call.cache = port.new_cache(call.batch, call.tokens + 1)
     port.begin(call)
     port.load(f"layers.{LAYER}")
@@ -486,6 +486,6 @@ def mutated(port: FaultPort, call: Call, given: torch.Tensor) -> Observed:
 
 
 def test_a_mutation_is_picked_by_seed_and_index(made_too) -> None:
-    port = FaultPort(assets(made_too("minimax_m2"), DType.float32), "mutation", [2], 5, 9)
+    port = MutationPort(assets(made_too("minimax_m2"), DType.float32), 9, [2], 5)
     assert isinstance(port.fault, Mutation)
     assert port.fault.id == mutations(5, 10, port.skeleton.module("layers.2"))[9].id

@@ -144,7 +144,7 @@ def test_a_sweep_shows_each_job_that_it_would_run(cli: Callable[..., Ended], own
 @pytest.mark.parametrize(
     ("line", "offers"),
     [
-        ("experiment=c", {"experiment=clean", "experiment=compiled_parity", "experiment=corpus"}),
+        ("experiment=c", {"experiment=clean", "experiment=compiled_parity"}),
         ("dtype=", {"dtype=float64", "dtype=float32", "dtype=bfloat16", "dtype=float16"}),
         ("backend=neuron backend.compile=t", {"backend.compile=trace"}),
         ("reuse=", {"reuse=true", "reuse=false"}),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from judging.runs import CorpusRunner
 from test_exact import FACTS, GIVEN, HEADS, RIGHT, TOKENS, WEIGHT, drawn, norm, pair, seen, shown
 from test_replays import LAYER, SMALL, case, found, runner  # noqa: F401
 
@@ -28,7 +29,6 @@ from layerparity.record.ranks import Sharding
 from layerparity.record.verdict import Outcome
 from layerparity.record.weights import Fate, WeightFinding
 from layerparity.report.weights import finding_text
-from layerparity.selftest.corpus_runs import CorpusRunner
 
 
 def sliced(path: str, degree: int, rank: int, filled: float) -> Fault:

@@ -120,9 +120,7 @@ def test_a_distance_knows_what_has_none() -> None:
 def test_a_sharding_says_whose_a_position_is() -> None:
     sharding = Sharding.of("head", [(0, 1, -1), (1, 0, -1), (4, 2, 3), (-1,)])
     assert sharding.shares == ((0, 2, 0), (0, 2, 1), (2, 5, 2))
-    assert sharding.ranks_at(1) == (0, 1)
-    assert sharding.ranks_at(4) == (2,)
-    assert sharding.ranks_at(5) == ()
+    assert sharding.places() == {0: [0, 1], 1: [0, 1], 2: [2, 3, 4]}
 
 
 # ---------------------------------------------------------------- found out

@@ -16,6 +16,9 @@ import torch
 from bisections import evidence
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from judging.corpus import Case, Corpus, Shape
+from judging.mutations.modules import given_out
+from judging.runs import CorpusRunner
 from test_exact import pair, seen
 
 from layerparity.anatomy.block import SERIAL
@@ -27,10 +30,11 @@ from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.judge.tolerances.fixed import FixedTolerance
 from layerparity.making.replay import ReplayPort, replays
 from layerparity.mistakes.catalogue import known_fault, suspected
+from layerparity.mistakes.cause import Tokens
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.hypotheses import hypotheses
-from layerparity.mistakes.mutations.modules import given_out, wrong_output
 from layerparity.mistakes.replayed import Replayed, Trial
+from layerparity.mistakes.wrong_output import wrong_output
 from layerparity.model.architecture import read_config
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
@@ -38,8 +42,6 @@ from layerparity.ports.known.fault import _equal
 from layerparity.record.folder import RunFolder
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Verdict
-from layerparity.selftest.corpus import Case, Corpus, Shape
-from layerparity.selftest.corpus_runs import CorpusRunner
 from layerparity.settings import config, search_path
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.store import open_store
@@ -399,12 +401,20 @@ def test_several_that_give_the_same_numbers_are_one_cause() -> None:
 
 
 def test_what_was_planted_and_does_not_fit_is_not_said() -> None:
-    far = {"rel_l2": 0.5, "pearson": 0.9}
-    weak = evidence("mlp.experts", "mlp.experts:out", far)
-    assert {"gate_up_swapped", "swiglu_bias_dropped"} <= {each.id for each in suspected(weak)}
-    refuted = replace(weak, replayed=Replayed(refuted=frozenset({"gate_up_swapped"})))
-    assert "gate_up_swapped" not in {each.id for each in suspected(refuted)}
-    assert "swiglu_bias_dropped" in {each.id for each in suspected(refuted)}
+    tokens = Tokens(tuple([0] * 12), tuple(range(12)))
+    weak = evidence(
+        "self_attn",
+        "self_attn:context",
+        {},
+        part="attention core",
+        errors=[1 / (at + 1) for at in range(12)],
+        tokens=tokens,
+        facts={"num_attention_heads": "4", "num_key_value_heads": "2", "head_dim": "8"},
+        profiles={"self_attn:context": {"slope_head": [0.0, 0.0, -0.9, -1.1]}},
+    )
+    assert {each.id for each in suspected(weak)} == {"gqa_layout", "mask_off_by_one"}
+    refuted = replace(weak, replayed=Replayed(refuted=frozenset({"gqa_layout"})))
+    assert [each.id for each in suspected(refuted)] == ["mask_off_by_one"]
     shown = replace(weak, replayed=Replayed((known_fault("gate_up_swapped"),)))
     assert [(each.id, each.shown) for each in suspected(shown)] == [("gate_up_swapped", True)]
     # What stored tensors show stands, whatever was planted.

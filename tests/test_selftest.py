@@ -52,7 +52,7 @@ def test_every_fault_has_cells_in_every_setting() -> None:
         "vocabulary_padding_unmasked": "lm_head",
     }
     assert not any(cell.clean or "port.layers" in cell.keys for cell in outside.values())
-    assert "mutation" not in catalogue()
+    assert "wrong_output" not in catalogue()
 
 
 def test_quantised_numbers_are_their_values_to_three_bits() -> None:
@@ -87,8 +87,6 @@ def test_a_fault_is_named_and_a_clean_way_is_not(cli: Callable[..., Ended], tmp_
         "job.models=[tiny_minimax_m2]",
         "job.dtypes=[bfloat16]",
         "job.clean=false",
-        "job.mutations=3",
-        "job.seed=1",
         "job.blocks=[cohere]",
     )
     assert ended.exit == Exit.OK, ended.err

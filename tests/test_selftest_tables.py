@@ -6,15 +6,15 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from judging import shares
+from judging.runs import CaseResult
+from judging.shares import corpus_summary, place_table, rule_table, share_table
 
 from layerparity.anatomy.block import SERIAL
 from layerparity.anatomy.site import Kind, Place, Site
 from layerparity.record.guilt import Guilt
 from layerparity.record.verdict import Outcome, Row
-from layerparity.selftest import calibration
-from layerparity.selftest.calibration import corpus_summary, place_table, rule_table, share_table
 from layerparity.selftest.cells import GridCell, Setting
-from layerparity.selftest.corpus_runs import CaseResult
 from layerparity.selftest.outcomes import CellResult, Ending, effect_of, ending_of, upper_bound
 from layerparity.selftest.table import (
     clean_table,
@@ -182,14 +182,14 @@ def result(name: str = "a", **known: object) -> CaseResult:
 def test_what_was_said_is_held_against_what_is_true() -> None:
     false = result("b", true=(), foreseen=False, causes=(("scale", 0.95),))
     equal = result("c", ending=Ending.SAME, causes=(("offset", 1.0),))
-    shares = {row[0]: row[1:] for row in share_table([result(), false, equal])[2]}
-    assert shares["90% to 100%"] == ("2", "1", "50%", "2", "1", "1", "0")
-    assert shares["40% to 50%"] == ("1", "0", "0%", "0", "0", "0", "0")
-    assert shares["70% and more"][:3] == ("2", "1", "50%")
+    bins = {row[0]: row[1:] for row in share_table([result(), false, equal])[2]}
+    assert bins["90% to 100%"] == ("2", "1", "50%", "2", "1", "1", "0")
+    assert bins["40% to 50%"] == ("1", "0", "0%", "0", "0", "0", "0")
+    assert bins["70% and more"][:3] == ("2", "1", "50%")
     rules = {row[0]: row[1:] for row in rule_table([result(), false])[2]}
     assert rules["scale"] == ("2", "1", "2", "1", "1")
     assert rules["offset"] == ("1", "0", "0", "0", "0")
-    assert [row[0] for row in calibration.wrong_table([result(), false])[2]] == ["b"]
+    assert [row[0] for row in shares.wrong_table([result(), false])[2]] == ["b"]
 
 
 def test_places_are_counted_by_effect() -> None:

@@ -28,6 +28,7 @@ BENCHMARKS = {
         ("--elements 8192 --repeats 1 --threads 1", "| hash of the reference |"),
         ("--memory --elements 65536 --layers 1", "10 sites, 9 of them by a reference"),
     ],
+    "corpus": [("--cases 3 --seed 3", "causes printed at 70% or more are true, in")],
     "detection": [
         (
             "--settings llama --dtypes float32 --only 'clean norms' 'q_proj 1.0%'",
@@ -35,6 +36,7 @@ BENCHMARKS = {
         )
     ],
     "logits": [("--models llama --slips 0.3 --ways 'tp 2'", "| verdict |  | 0 of 2 | 30.0% |")],
+    "mutations": [("--count 3 --seed 1", "Unforeseen faults")],
     "reference": [("--tiny --rounds 1 --cases 'one block'", "| one block | this |")],
     "small": [("--rounds 1 --cases blocks --layers 2", "| 2 x 50 | this |")],
     "store": [("--runs 3", "| job=gc |")],
@@ -57,7 +59,6 @@ TOOLS = {
 # Half an hour each: the file of tests that runs it with less. Pages run others; the rest is here.
 EXPERIMENTS = {
     "clean": "test_selftest.py",
-    "corpus": "test_corpus.py",
     "selftest": "test_selftest.py",
 }
 ON_CPU = "backend=gpu device_map=cpu"

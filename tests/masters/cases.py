@@ -73,7 +73,8 @@ def _fault(name: str, layer: int) -> Words:
 
 
 def _mutation(index: int, layer: int) -> Words:
-    return (*_fault("mutation", layer), "port.seed=0", f"port.index={index}")
+    port = "port._target_=judging.port.MutationPort"
+    return (port, f"+port.index={index}", f"+port.layers=[{layer}]")
 
 
 _FAULTS = (

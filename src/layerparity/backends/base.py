@@ -47,34 +47,34 @@ class DeviceShare:
 
 @dataclass(frozen=True)
 class Abilities:
-    """What a backend says of itself; others ask this, never its name. Defaults promise nothing.
-
-    ``kind`` is what a run makes where nobody says. ``eager``: torch computes operation by
-    operation, so that a port can choose the order of a sum. ``references``: a golden run may
-    evaluate its stages again beside itself, wider and in other ways. ``settings_once``: a process
-    reads the settings once, so that runs with others need a process of their own. ``one_device``:
-    every stage goes to one device, whatever device_map says. ``memory_known``: the free memory of
-    its devices can be asked for, as of NVIDIA's. ``experts`` is the implementation of experts where
-    none is asked for, ``libraries`` what it imports that takes seconds, and ``gpu_compiler`` the
-    package that compiled stages need on a GPU. ``nxdi``: its devices are Neuron cores, over which
-    AWS's inference library lays a model; a plan pads and repeats as that library does. ``ranks``
-    says what processes of transformers' own plan compute on, for tp_degree above 1; None where the
-    backend splits a model in one process, or not at all. ``share`` says which devices a run takes,
-    so that processes beside each other each get their own; None where it takes none in particular.
-    """
+    """What a backend says of itself; others ask this, never its name. Defaults promise nothing."""
 
     kind: RunKind = RunKind.candidate
+    """What a run makes where nobody says."""
     eager: bool = False
+    """torch computes operation by operation, so that a port can choose the order of a sum."""
     references: bool = False
+    """A golden run may evaluate its stages again beside itself, wider and in other ways."""
     settings_once: bool = False
+    """A process reads the settings once: runs with others need a process of their own."""
     one_device: bool = False
+    """Every stage goes to one device, whatever device_map says."""
     memory_known: bool = False
+    """The free memory of its devices can be asked for, as of NVIDIA's."""
     experts: str | None = None
+    """The implementation of experts where none is asked for."""
     libraries: tuple[str, ...] = ()
+    """What it imports that takes seconds."""
     gpu_compiler: str = ""
+    """The package that compiled stages need on a GPU."""
     nxdi: bool = False
+    """Its devices are Neuron cores, over which AWS's inference library lays a model."""
     ranks: Callable[[Config], RankDevices] | None = None
+    """What processes of transformers' own plan compute on, for tp_degree above 1; None where the
+    backend splits a model in one process, or not at all."""
     share: Callable[[Config], DeviceShare | None] | None = None
+    """Which devices a run takes, so that processes beside each other each get their own; None where
+    it takes none in particular."""
 
 
 @dataclass

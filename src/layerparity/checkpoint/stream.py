@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.checkpoint.finding import AuditFinding
@@ -128,7 +129,9 @@ class _Reader:
     whose type cannot be examined.
     """
 
-    def __init__(self, files: Files, tensors: Mapping[str, Stored], sizes: Mapping) -> None:
+    def __init__(
+        self, files: Files, tensors: Mapping[str, Stored], sizes: Mapping[Path, int]
+    ) -> None:
         self.files, self.tensors, self.sizes = files, tensors, sizes
         self.tallies: dict[str, ValueStatistics] = {}
         self.failed: dict[str, AuditFinding] = {}

@@ -17,6 +17,7 @@ from layerparity.ground.quoting import quoted
 from layerparity.ground.resources import shipped
 from layerparity.ground.secrets import redacted, refuse_login
 from layerparity.settings import config
+from layerparity.settings.key import keys_of
 from layerparity.settings.search_path import given_folders
 
 _STRUCT = re.compile(r"(?:Key '([\w.]+)' (?:is )?not in|Could not override '([^']+)')")
@@ -275,7 +276,7 @@ def explain(error: Exception) -> UserError:
         others = [
             f", or use {group}={option}, whose {own.path} takes {misfit[1]}"
             for group, option, settings in config.plugin_schemas()
-            for own in config.keys_of(settings, f"{group}.")
+            for own in keys_of(settings, f"{group}.")
             if own.path == full[1]
             and isinstance(own.default, Enum)
             and misfit[1] in {each.value for each in type(own.default)}
@@ -320,7 +321,7 @@ def _of_others(key: str, group: str) -> UserError:
     owners = [
         f"{group}={option}"
         for each, option, settings in config.plugin_schemas()
-        if each == group and key in {own.path for own in config.keys_of(settings, f"{group}.")}
+        if each == group and key in {own.path for own in keys_of(settings, f"{group}.")}
     ]
     if not owners:
         return UserError(f"'{key}' belongs to another {group}= than the one chosen here.")

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit
-from layerparity.ground.files import write_text, writing
 from layerparity.machine import owner
 from layerparity.selftest.grid import refuse_unknown, run_grid
 from layerparity.selftest.models import FP8, SHIPPED
-from layerparity.selftest.table import Summary, summary
+from layerparity.selftest.table import summary
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 from layerparity.tracking.links import say_served
 
 KIND = "selftest"
-READS: tuple[str, ...] = ("name", "to", "tolerance", "threads")
+READS: tuple[str, ...] = ("name", "tolerance", "threads")
 
 
 @dataclass
@@ -27,12 +25,10 @@ class Settings:
     """conf/job/selftest.yaml.
 
     ``known`` runs the catalogue, which ``faults`` narrows; ``clean`` runs the clean variants, which
-    ``ways`` narrows, ``chains`` in a chain as well; ``mutations`` is the number of unforeseen
-    faults, drawn by ``seed``. ``models`` are the shipped one, small ones made on the spot, and the
-    shipped one in FP8, for the faults of such. Of each of ``blocks`` every module of a block of
-    each kind gives out something else, in turn. Of a block, candidates show what ``capture`` says.
-    With ``corpus`` nothing else is run but so many faulty runs, to hold printed causes against true
-    ones; how often each rule was right is written to ``to``, as `mistakes/measured.json`.
+    ``ways`` narrows, ``chains`` in a chain as well. ``models`` are the shipped one, small ones made
+    on the spot, and the shipped one in FP8, for the faults of such. Of each of ``blocks`` every
+    module of a block of each kind gives out something else, in turn. Of a block, candidates show
+    what ``capture`` says.
     """
 
     name: str = "selftest"
@@ -43,11 +39,8 @@ class Settings:
     clean: bool = key(True, "run the clean variants, which must raise no alarm")
     ways: list[str] = key([], "clean variants to run; empty: all")
     chains: bool = key(False, "run them on 256 tokens through all blocks in a chain as well")
-    mutations: int = key(0, "how many random faults to plant as well", least=0)
-    seed: int = key(0, "seed of the random faults", least=0)
     blocks: list[str] = key([], "models of which every module is made wrong in turn")
     capture: str = key("components", "what candidates show; blocks: no router, nothing inside")
-    corpus: int = key(0, "how many faulty runs hold printed causes against true ones", least=0)
 
 
 def run(config: Config) -> Exit:
@@ -57,12 +50,9 @@ def run(config: Config) -> Exit:
     refuse_unknown(config.job)
     store = open_store(config.tracking)
     with owner.temporary("selftest") as name:
-        if config.job.corpus:
-            total, record = _corpus(config, Path(name))
-        else:
-            results = run_grid(config, Path(name))
-            total = summary(results)
-            record = [{**asdict(each), "ending": each.ending.value} for each in results]
+        results = run_grid(config, Path(name))
+    total = summary(results)
+    record = [{**asdict(each), "ending": each.ending.value} for each in results]
     for title, columns, rows in total.tables:
         console.table(title, columns, rows)
     tags = {"verdict": total.verdict}
@@ -75,15 +65,3 @@ def run(config: Config) -> Exit:
     console.say(f"run: {active.url}")
     say_served(config.tracking)
     return Exit.OK if total.verdict == "pass" else Exit.FAILED
-
-
-def _corpus(config: Config, folder: Path) -> tuple[Summary, list[dict[str, Any]]]:
-    """Run the corpus in a folder; return what it comes to, and what is kept of each case."""
-    from layerparity.selftest.calibration import corpus_summary, measured
-    from layerparity.selftest.corpus_runs import run_corpus
-
-    results = list(run_corpus(config, folder))
-    if config.to is not None:
-        with writing(Path(config.to)):
-            write_text(Path(config.to), json.dumps(measured(results), indent=1) + "\n")
-    return corpus_summary(results), [asdict(each) for each in results]

@@ -10,7 +10,8 @@ from statistics import NormalDist
 import torch
 
 from layerparity.anatomy.site import Site
-from layerparity.numbers.deviation import LEAST, JudgedSite
+from layerparity.numbers.deviation import JudgedSite
+from layerparity.numbers.floor import LEAST
 from layerparity.record.portrait import ULP_EDGES, Element, Instead, InsteadKind
 from layerparity.record.verdict import Outcome, Row, Verdict
 

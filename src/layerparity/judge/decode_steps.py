@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import PREFILL, Kind, Site
+from layerparity.anatomy.site import PREFILL, WEIGHTS, Kind, Site
 from layerparity.judge.align import Pair
 from layerparity.judge.calibrate import Calibration
 from layerparity.judge.evaluate import (
-    WEIGHTS,
     BothSides,
     Measured,
     load,

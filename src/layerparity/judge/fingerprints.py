@@ -143,6 +143,7 @@ def chain_differs(
     stage was fed from outside, its chain goes on in whichever golden computed those very values.
     """
     fed, own = chain_to(end.source.manifest, end.record.site)
+    # Where this golden's own chain takes in what the candidate's began with.
     first = next((n for n, stage in enumerate(own) if overlap(stage, passed[0])), None)
     value = end.source.manifest.hash_at(start.site)
     if first is not None and value is not None:
@@ -153,8 +154,10 @@ def chain_differs(
     if fed is None:
         values = {"site": str(start.site), "stage": start.stage}
         return Reason(ReasonKind.FEED_NOT_HELD, values)
+    # It begins later than the candidate's: from that stage on both passed the same ones.
     place = next((n for n, stage in enumerate(passed) if overlap(stage, fed.stage)), 0)
     later = _stages_differ(own, passed[place:], end.source, candidate)
+    # Before it another golden has to tell; fed inside a stage, also of that one.
     cut = place + (fed.stage != passed[place])
     tried = [
         chain_differs(start, passed[:cut], computed, goldens, candidate) or later

@@ -128,7 +128,7 @@ def ties_explain(passes: Iterable[Supposed]) -> bool:
     """
     each = list(passes)
     mean = sum(one.likely for one in each)
-    return sum(int(one.tokens.sum()) for one in each) <= mean + _CHANCE * mean**0.5 + 1
+    return sum(int(one.tokens.sum()) for one in each) <= mean + _CHANCE * math.sqrt(mean) + 1
 
 
 def _ties(

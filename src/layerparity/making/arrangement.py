@@ -76,8 +76,8 @@ def as_it_is(mask: torch.Tensor) -> Arrangement:
     """Return the run's own arrangement; ``mask`` is its attention mask, int64 [batch, token]."""
     batch, tokens = mask.shape
     columns = torch.arange(tokens).expand(batch, tokens)
-    apart = torch.zeros(batch, dtype=torch.bool)
-    return Arrangement(torch.arange(batch), columns, mask, apart, (0, tokens))
+    beside = torch.zeros(batch, dtype=torch.bool)
+    return Arrangement(torch.arange(batch), columns, mask, beside, (0, tokens))
 
 
 def padded(mask: torch.Tensor, width: int, side: str) -> Arrangement:
@@ -88,8 +88,8 @@ def padded(mask: torch.Tensor, width: int, side: str) -> Arrangement:
         real = mask[row].nonzero().flatten()
         start = 0 if side == RIGHT else width - len(real)
         columns[row, start : start + len(real)] = real
-    apart = torch.zeros(batch, dtype=torch.bool)
-    return Arrangement(torch.arange(batch), columns, (columns >= 0).long(), apart, (0, width))
+    beside = torch.zeros(batch, dtype=torch.bool)
+    return Arrangement(torch.arange(batch), columns, (columns >= 0).long(), beside, (0, width))
 
 
 def in_batches(mask: torch.Tensor, size: int, where: str = FIRST) -> list[Arrangement]:
@@ -101,13 +101,13 @@ def in_batches(mask: torch.Tensor, size: int, where: str = FIRST) -> list[Arrang
     for rows in own.rows.split(size):
         strangers = rows[torch.arange(size - len(rows)) % len(rows)]
         both = (rows, strangers) if where == FIRST else (strangers, rows)
-        apart = torch.cat([torch.full((len(each),), each is strangers) for each in both])
+        beside = torch.cat([torch.full((len(each),), each is strangers) for each in both])
         all_rows = torch.cat(both)
         columns = own.columns[all_rows].clone()
-        for index in apart.nonzero().flatten().tolist():
+        for index in beside.nonzero().flatten().tolist():
             real = mask[all_rows[index]].nonzero().flatten()
             columns[index, real] = real.flip(0)
-        made.append(Arrangement(all_rows, columns, mask[all_rows], apart, own.bounds))
+        made.append(Arrangement(all_rows, columns, mask[all_rows], beside, own.bounds))
     return made
 
 

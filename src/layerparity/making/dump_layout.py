@@ -108,14 +108,15 @@ class DumpLayout:
         lacking = len(spec.axes) - tensor.dim()
         one = self.head_dim
         # Heads of tokens, one behind the other, lack the axis of sequences alone.
-        apart = lacking == 1 and tensor.shape[-1] == one and not self._holds(tensor, step)
-        if "head" in spec.axes and lacking and not apart and one and tensor.shape[-1] % one == 0:
+        by_head = lacking == 1 and tensor.shape[-1] == one and not self._holds(tensor, step)
+        if "head" in spec.axes and lacking and not by_head and one and tensor.shape[-1] % one == 0:
             tensor, lacking = tensor.unflatten(-1, (-1, one)), lacking - 1
         if lacking != 1:
             return tensor
         held = tensor.shape[0] if step else self.sequences or self.mask.shape[0]
         # Of one sequence a single axis of tokens is left, however many there may have been.
-        return tensor.unflatten(0, (held if tensor.shape[0] % held == 0 else 1, -1))
+        rows: torch.Tensor = tensor.unflatten(0, (held if tensor.shape[0] % held == 0 else 1, -1))
+        return rows
 
 
 def packed(values: torch.Tensor) -> str:

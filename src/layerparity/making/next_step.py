@@ -76,8 +76,8 @@ def after_sweep(closed: ClosedSweep, mistaken: Collection[str] = ()) -> str:
         if not refused:
             return again
         how = "still in it, and refused again" if kept == words else "not in it"
-        apart = [" ".join(w for w in part.split(" ") if w not in words) for part in refused]
-        return f"{again}\n        ({how} until you mend what was refused: {', '.join(apart)})"
+        changed = [" ".join(w for w in part.split(" ") if w not in words) for part in refused]
+        return f"{again}\n        ({how} until you mend what was refused: {', '.join(changed)})"
     if kinds == {RunKind.golden.value}:
         own = [word for word in words if not _of_the_golden(word.partition("=")[0])]
         more = [f"{key}={value}" for key, value in _CANDIDATE.items()]

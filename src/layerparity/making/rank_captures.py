@@ -118,7 +118,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
     def __init__(self, captures: Captures, sizes: ModelSizes) -> None:
         self.captures, self.sizes = captures, sizes
         self.skipped: dict[str, str] = {}
-        self.apart: dict[Site, Disagreement] = {}
+        self.disagreeing: dict[Site, Disagreement] = {}
         self.unsummed: list[Site] = []
         self.splits: dict[Site, Split] = {}
         self._unclear: dict[str, list[Site]] = {}
@@ -156,7 +156,9 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
 
         What comes behind them in a chain, each rank may have computed from its own.
         """
-        odd = [site for site in self.apart if self.splits.get(site, _TERMS).kind != _TERMS.kind]
+        odd = [
+            site for site in self.disagreeing if self.splits.get(site, _TERMS).kind != _TERMS.kind
+        ]
         stage = min(odd).place.stage if odd else ""
         return {site: self._odd(site) for site in odd if site.place.stage == stage}
 
@@ -184,7 +186,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         parts, split = self.parts(site), self.splits[site]
         held = split.slices(len(parts)) if split.kind is PartKind.SHARDED else [0] * len(parts)
         chosen = list(parts)
-        for rank in self.apart[site].ranks:
+        for rank in self.disagreeing[site].ranks:
             first = held.index(held[rank])
             if distance(chosen[first], parts[first]) == 0.0:
                 chosen[first] = parts[rank]
@@ -219,7 +221,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             if off and not disagreeing(parts, tiled):
                 # Ranks agree, in the other order: what attention makes of it is judged.
                 split, off = tiled, {}
-            self._note_apart(site, off)
+            self._note_disagreement(site, off)
         if split is None and total < width:
             raise UserError(
                 f"{site}: {len(parts)} ranks hold {total} of {width} channels, so that one is "
@@ -237,15 +239,15 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         if not others:
             self._alike.add(name)
             return
-        self._note_apart(site, others)
+        self._note_disagreement(site, others)
         self._unclear.setdefault(name, []).append(site)
 
-    def _note_apart(self, site: Site, others: Mapping[int, float]) -> None:
+    def _note_disagreement(self, site: Site, others: Mapping[int, float]) -> None:
         """Note the ranks whose replica is another than the first's, by the largest distance."""
         plain = _plain(site)
-        before = self.apart.get(plain)
+        before = self.disagreeing.get(plain)
         if others and (before is None or max(others.values()) > before.relative):
-            self.apart[plain] = Disagreement(max(others.values()), tuple(others))
+            self.disagreeing[plain] = Disagreement(max(others.values()), tuple(others))
 
     def record(self, plan: RunPlan) -> RankRecord:
         """Return what is known of the ranks, for a run's manifest."""
@@ -262,7 +264,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             shares = [range(*span) for span in spans(size, count)]
             held = [shares[slice_] for slice_ in split.slices(len(self.captures.files[site]))]
             shardings[str(site)] = Sharding.of("head" if heads else axes[-1], held)
-        disagreements = {str(site): each for site, each in self.apart.items()}
+        disagreements = {str(site): each for site, each in self.disagreeing.items()}
         return RankRecord(self.captures.ranks, shardings, disagreements)
 
     def tell_terms(self, golden: _Golden) -> None:
@@ -273,14 +275,16 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         tell. Where terms add up to the golden's, and the ranks agree on what the block was fed and
         not on what it put out, the sum was never made, and each rank went on with its term.
         """
-        differing = set(self.apart)
+        differing = set(self.disagreeing)
         for name, sites in self._unclear.items():
             ends = [self._ends(site) for site in sites]
             made = any(out in self.splits and _plain(out) not in differing for _, out in ends)
             if name not in self._alike and sites[0].layer is not None and made:
+                # Behind it some block's ranks agree again: what they held there was added up.
                 self._add_up(sites)
                 continue
             terms = [site for site in sites if self._sums_up(site, golden)]
+            # The ranks went in alike and came out unlike: each went on with its own term.
             lost = [
                 site
                 for site, (given, out) in zip(sites, ends, strict=True)
@@ -294,7 +298,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         """Take what ranks hold at sites for terms of a sum, which need not be alike."""
         self.splits |= dict.fromkeys(sites, _TERMS)
         for site in sites:
-            self.apart.pop(_plain(site), None)
+            self.disagreeing.pop(_plain(site), None)
 
     def _ends(self, site: Site) -> tuple[Site, Site]:
         """Return the sites of what a site's block was fed, and of what it put out."""
@@ -381,7 +385,7 @@ class _Golden:
         record = self._run.manifest.record(site) if self._run is not None else None
         if record is None or self._run is None:
             return None
-        whole = self._run.run.files.read_tensor(record)
+        whole: torch.Tensor = self._run.run.files.read_tensor(record)
         return whole[self._real] if site.phase == PREFILL else whole.flatten(0, 1)
 
     def laid_out(self, part: torch.Tensor, site: Site) -> torch.Tensor | None:

@@ -46,10 +46,10 @@ COMPUTATION = (
 _noted: set[str] = set()
 
 
-def make(store: Store, parent: str, settings: Settings, apart: bool = False) -> StoredRun:
+def make(store: Store, parent: str, settings: Settings, alone: bool = False) -> StoredRun:
     """Make a run with these keys under a parent, if it has one, or reuse one; say so in a line.
 
-    ``apart`` says that the steps of the job differ in their keys: what a process can hold only once
+    ``alone`` says that the steps of the job differ in their keys: what a process can hold only once
     is then run in one of its own. Raises UserError where it cannot.
     """
     from layerparity.making import make as one_run
@@ -63,7 +63,7 @@ def make(store: Store, parent: str, settings: Settings, apart: bool = False) -> 
     }[config.scope.kind]
     what = f"{config.kind.value} run of {where}, {config.feed.value}, capture={config.capture.name}"
     began, before = time.monotonic(), store.counted()
-    in_its_own = apart and open_backend.abilities(config).settings_once
+    in_its_own = alone and open_backend.abilities(config).settings_once
     with brief(what), typed_keys.step(()), _under(parent or None):
         stored = store.get(own_process.make(settings) if in_its_own else one_run.make(config))
     assert stored is not None, "a run that was just made can be found"

@@ -248,8 +248,10 @@ def close_parent(
     whole = endings == {"FINISHED"} and not (failed or lost or silent) and error is None
     parent.end("KILLED" if stopped else "FINISHED" if whole else "FAILED", error)
     rows = [ChildRow(child.name, _status(child, silent), child.url) for child in children]
-    rows += [ChildRow(_apart(words, shared), REFUSED, why) for words, why in lost.items()]
-    rows += [ChildRow(_apart(words, shared), SILENT, "nothing heard of it") for words in unheard]
+    rows += [ChildRow(_own_words(words, shared), REFUSED, why) for words, why in lost.items()]
+    rows += [
+        ChildRow(_own_words(words, shared), SILENT, "nothing heard of it") for words in unheard
+    ]
     total = max(len(rows), int(parts or 0)) if stopped else len(rows)
     return ClosedSweep(rows, children, parent.id, shared, total, tuple(lost))
 
@@ -266,7 +268,7 @@ def _make_folder(folder: str | None) -> None:
         ) from error
 
 
-def _apart(words: str, shared: list[str]) -> str:
+def _own_words(words: str, shared: list[str]) -> str:
     """Return what tells a part from the others: its words without those that all of them have."""
     return " ".join(word for word in words.split(" ") if word not in shared) or words
 

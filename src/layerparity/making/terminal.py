@@ -34,7 +34,7 @@ def began() -> float:
         return now
     import psutil
 
-    return now - (time.time() - psutil.Process().create_time())
+    return now - (time.time() - float(psutil.Process().create_time()))
 
 
 def say_loading(config: Config) -> None:

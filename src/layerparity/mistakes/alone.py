@@ -72,8 +72,8 @@ def expert_alone(evidence: Evidence) -> Seen | None:
     chosen = choices.candidate.long()
     if bool((chosen.sort(-1).values != choices.golden.long().sort(-1).values).any()):
         return None
-    apart = (own.candidate - own.golden).flatten(1).norm(dim=1)
-    wrong = apart > own.limit * own.golden.flatten(1).norm(dim=1)
+    errors = (own.candidate - own.golden).flatten(1).norm(dim=1)
+    wrong = errors > own.limit * own.golden.flatten(1).norm(dim=1)
     count = int(wrong.sum())
     if not 2 <= count < len(wrong):
         return None

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from layerparity.mistakes.cause import Cause, Evidence, Rule
     from layerparity.mistakes.fault import Fault
 
-# The names under which a port plants a mistake that is drawn, or makes one module wrong.
-MUTATION = "mutation"
+# The name under which a port makes one module wrong.
 WRONG_OUTPUT = "wrong_output"
 KNOWN = "mistakes.known"
 # What says that something is wrong, and not by which mistake, comes after what does.
@@ -36,8 +35,8 @@ def known_fault(name: str) -> Fault:
 
 
 def check_fault(name: str) -> None:
-    """Raise UserError with the nearest id where a name is neither a fault's nor `MUTATION`."""
-    known = sorted((*catalogue(), MUTATION, WRONG_OUTPUT))
+    """Raise UserError with the nearest id where a name is neither a fault's nor `WRONG_OUTPUT`."""
+    known = sorted((*catalogue(), WRONG_OUTPUT))
     if name not in known:
         raise UserError(
             f"There is no fault '{name}'.{nearest(name, known)} Known: {', '.join(known)}."

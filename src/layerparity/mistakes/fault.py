@@ -115,38 +115,39 @@ def nothing(block: nn.Module, surgery: Surgery) -> None:
 
 @dataclass(frozen=True)
 class Fault:
-    """One mistake.
-
-    ``stage`` is what it is planted in: `BLOCK`, or ``embed_tokens``, ``norm`` or ``lm_head``.
-    ``component`` is the first module that it makes wrong, by its path in the block; outside the
-    blocks, the stage. ``cause`` is the cause that should be named, ``by_weights`` whether the
-    weights alone show it, ``quantised`` whether it wants a checkpoint in FP8. ``why_not(module,
-    dtype, phase)`` returns why it changes nothing there, or nothing; the module, a block or another
-    stage, may be on the meta device. ``plant(module, surgery)`` plants it in one whose weights are
-    on the CPU. ``arguments`` returns what a faulty block is passed. ``never_loaded`` are the
-    weights, by their path in the module, that keep what they were initialised with. ``says`` is
-    the mistake as a sentence says it of one block, where that is not the ``story``. ``refines`` is
-    a cause that stored tensors show of it, and that says less. A mistake of sharding is one of so
-    many ranks, the ``degree``; ``rank`` makes it alone, None where all of them do. ``refuted_by``
-    is what a single token that has it would refute the mistake by, as a cause says it.
-    """
+    """One mistake: where it stands, what plants it, and what should be said of it."""
 
     id: str
     story: str
     component: str
+    """The first module that it makes wrong, by its path in the block; outside blocks, the stage."""
     cause: str
+    """The cause that should be named."""
     by_weights: bool = False
+    """The weights alone show it."""
     quantised: bool = False
+    """It wants a checkpoint in FP8."""
     why_not: WhyNot = everywhere
+    """Of a module, a floating type and a phase: why it changes nothing there, or nothing. The
+    module, a block or another stage, may be on the meta device."""
     plant: Plant = nothing
+    """Plants it in a module whose weights are on the CPU."""
     arguments: ChangeArguments | None = None
+    """What a faulty block is passed."""
     never_loaded: tuple[str, ...] = ()
+    """Weights, by their path in the module, that keep what they were initialised with."""
     stage: str = BLOCK
+    """What it is planted in: `BLOCK`, or ``embed_tokens``, ``norm`` or ``lm_head``."""
     says: str = ""
+    """The mistake as a sentence says it of one block, where that is not the ``story``."""
     refines: str = ""
+    """A cause that stored tensors show of it, and that says less."""
     degree: int = 1
+    """A mistake of sharding is one of so many ranks."""
     rank: int | None = None
+    """The rank that makes it alone; None where all of them do."""
     refuted_by: str = ""
+    """What a single token that has it would refute the mistake by, as a cause says it."""
 
     @property
     def sentence(self) -> str:

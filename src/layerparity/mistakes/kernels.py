@@ -8,6 +8,7 @@ from itertools import product
 
 import torch
 
+from layerparity.anatomy.block import ATTENTION_CORE
 from layerparity.mistakes.cause import Evidence, Tokens
 from layerparity.mistakes.values import ENOUGH, Values, same
 
@@ -80,7 +81,7 @@ class Core:
 def core_of(evidence: Evidence) -> Core | None:
     """Return a failing attention core whose golden is plain causal attention; else None."""
     stored = [evidence.values(each) for each in (_Q, _K, _V, evidence.local)]
-    if evidence.part != "attention core" or any(each is None for each in stored):
+    if evidence.part != ATTENTION_CORE or any(each is None for each in stored):
         return None
     query, key, value, context = (each for each in stored if each is not None)
     count, tokens = len(query.golden), evidence.tokens

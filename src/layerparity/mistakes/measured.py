@@ -1,6 +1,6 @@
 """How often what a rule says was true, measured over the corpus of faulty runs.
 
-`measured.json` beside this file is what ``experiment=corpus to=FILE`` writes: by rule and grade,
+`measured.json` beside this file is what ``benchmarks/corpus.py --to`` writes: by rule and grade,
 how often it was said and how often that was true.
 """
 

@@ -57,7 +57,7 @@ class Part:
 
     def view(self, block: nn.Module) -> torch.Tensor:
         """Return the weight [expert, row, column] in its dtype, sharing the parameter's memory."""
-        value = find(block, self.path).data
+        value: torch.Tensor = find(block, self.path).data
         experts = find(block, "mlp.experts")
         if self.half is not None:
             value = weight_halves(experts, value)[self.half]

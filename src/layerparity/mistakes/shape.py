@@ -44,10 +44,10 @@ def factor_of(evidence: Evidence, local: str | None = None) -> float | None:
     It is <g, c> / <g, g> = ||c|| / ||g|| times their cosine.
     """
     ratio = evidence.metric("norm_ratio", local)
-    apart = evidence.metric("cosine_distance", local)
-    if ratio is None or apart is None or not math.isfinite(ratio):
+    distance = evidence.metric("cosine_distance", local)
+    if ratio is None or distance is None or not math.isfinite(ratio):
         return None
-    return ratio * (1 - apart)
+    return ratio * (1 - distance)
 
 
 def factor_share(evidence: Evidence, local: str | None = None) -> float:

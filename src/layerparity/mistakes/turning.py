@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from layerparity.anatomy.block import ROTARY
 from layerparity.mistakes.cause import Evidence
 from layerparity.mistakes.values import Values, best_factor, same
 
@@ -63,7 +64,7 @@ class Turning:
 
 def turning_of(evidence: Evidence) -> Turning | None:
     """Return a failing rotation with its good input, where the golden is one by halves; or None."""
-    if evidence.part != "rotary" or len(evidence.good) != 1:
+    if evidence.part != ROTARY or len(evidence.good) != 1:
         return None
     before, after = evidence.values(evidence.good[0]), evidence.values(evidence.local)
     if before is None or after is None or after.golden.dim() != 3:

@@ -37,9 +37,11 @@ class Values:
 
         Each token has to be, for one that is not is no rounding.
         """
-        apart = self.candidate - self.golden
+        difference = self.candidate - self.golden
         left = self.candidate - made
-        return same(self.candidate, made, self.limit) and bool(left.norm() < _LEFT * apart.norm())
+        return same(self.candidate, made, self.limit) and bool(
+            left.norm() < _LEFT * difference.norm()
+        )
 
     def is_golden(self, made: torch.Tensor) -> bool:
         """Say whether numbers [token, ...] are the golden's to rounding."""

@@ -64,7 +64,8 @@ class Skeleton:
     @property
     def base(self) -> nn.Module:
         """The decoder without its head: embedding, blocks, final norm."""
-        return self.model.get_submodule(self.layout.decoder)
+        decoder: nn.Module = self.model.get_submodule(self.layout.decoder)
+        return decoder
 
     @property
     def blocks(self) -> nn.ModuleList:
@@ -91,9 +92,10 @@ class Skeleton:
     def module(self, stage: str) -> nn.Module:
         """Return a stage's module. Raises UserError where the architecture has none."""
         try:
-            return self.model.get_submodule(self.path(stage))
+            module: nn.Module = self.model.get_submodule(self.path(stage))
         except AttributeError as error:
             raise UserError(f"{self.config.model_type} has no module '{stage}'.") from error
+        return module
 
     def sources(self, checkpoint: Checkpoint, stage: str) -> list[str]:
         """Return the stored names of the tensors a stage needs.

@@ -64,7 +64,8 @@ def chunk_size(experts: Any, hidden_states: torch.Tensor) -> int:
     widest = max(*up.shape[1:], *down.shape[1:])
     # Alive at once: the projection, its gated half, the output and its float32 copy.
     activations = 4 * hidden_states.shape[0] * widest * 4
-    return max(1, min(experts.num_experts, CHUNK_BYTES // (weights + activations)))
+    fitting: int = CHUNK_BYTES // (weights + activations)
+    return max(1, min(int(experts.num_experts), fitting))
 
 
 def _outputs(experts: Any, tokens: torch.Tensor, part: slice) -> torch.Tensor:
@@ -80,7 +81,8 @@ def _outputs(experts: Any, tokens: torch.Tensor, part: slice) -> torch.Tensor:
 
 
 def _up_weight(experts: Any) -> nn.Parameter:
-    return experts.gate_up_proj if experts.has_gate else experts.up_proj
+    weight: nn.Parameter = experts.gate_up_proj if experts.has_gate else experts.up_proj
+    return weight
 
 
 def _project(

@@ -114,7 +114,8 @@ def strided(shards: int, by_row: bool = False) -> Product:
 
 def _parts(weight: torch.Tensor) -> Sequence[torch.Tensor]:
     """Return some rows at a time of a weight [row, channel]."""
-    return weight.split(max(1, _PART // weight.shape[-1] // _ROWS) * _ROWS)
+    rows: Sequence[torch.Tensor] = weight.split(max(1, _PART // weight.shape[-1] // _ROWS) * _ROWS)
+    return rows
 
 
 def _shuffled(terms: torch.Tensor, weight: torch.Tensor) -> Iterable[torch.Tensor]:

@@ -20,4 +20,5 @@ def shortened(values: np.ndarray, digits: int) -> list[float]:
     short = np.round(values * up / down) / up * down
     for odd in np.flatnonzero(~usual & (values != 0)):
         short[odd] = float(f"{values[odd]:.{digits}g}")
-    return short.tolist()
+    numbers: list[float] = short.tolist()
+    return numbers

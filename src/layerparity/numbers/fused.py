@@ -119,7 +119,7 @@ def _share_out(work: _Work) -> np.ndarray:
         histogram = np.zeros((4, BINS + kernel.ZEROS), dtype=np.int32)
         while (index := next(todo)) < slices:
             work.measure(index, histogram)
-        counts = histogram.sum(0, dtype=np.int64)
+        counts: np.ndarray = histogram.sum(0, dtype=np.int64)
         counts[0] += counts[BINS:].sum()
         return counts[:BINS]
 

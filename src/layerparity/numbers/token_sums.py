@@ -48,7 +48,8 @@ class TokenLayout:
             return values
         if grouping == WHOLE:
             return values.sum(-1, keepdim=True)
-        return values.unflatten(-1, (self.heads, -1)).sum(-1)
+        by_head: torch.Tensor = values.unflatten(-1, (self.heads, -1))
+        return by_head.sum(-1)
 
 
 def heads_of(sites: Iterable[tuple[str, tuple[int, ...], tuple[str, ...]]]) -> dict[str, int]:

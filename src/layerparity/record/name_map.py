@@ -75,7 +75,8 @@ def read_map(path: Path) -> dict[str, str]:
     )
     if not raw or not texts:
         raise UserError(f"{path} should map tensor names to sites, such as {EXAMPLE}")
-    return raw
+    names: dict[str, str] = raw
+    return names
 
 
 def match(names: Mapping[str, str], tensors: Sequence[Dumped], path: Path) -> dict[Site, Dumped]:

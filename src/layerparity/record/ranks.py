@@ -43,10 +43,6 @@ class Sharding:
             found.setdefault(rank, []).extend(range(start, stop))
         return found
 
-    def ranks_at(self, position: int) -> tuple[int, ...]:
-        """Return the ranks that hold a position."""
-        return tuple(rank for start, stop, rank in self.shares if start <= position < stop)
-
 
 @dataclass(frozen=True)
 class Disagreement:

@@ -126,19 +126,6 @@ class WholeModel:
 class Verdict:
     """The verdict on two sides: a row for every site that was asked for, and what they amount to.
 
-    ``rows`` stand in the order of a forward pass, ``blocks`` say what is computed from what.
-    ``knows_chains`` says whether the tolerance knows what clean chains become, ``closeness`` which
-    elements its metrics counted as similar.
-    ``guilty`` is the first place that goes wrong by itself, ``further`` are the others, in the
-    order of the data, and ``causes`` are the first one's causes, the likeliest first.
-    ``token_errors`` holds, for each floating site by its text, the relative L2 error of every real
-    (unpadded) token in batch-major order: ``||candidate - golden|| / ||golden||`` per token;
-    ``profiles`` holds, for each failed site, what its groups (heads, channels, experts, positions)
-    deviate by. ``weights`` are the findings on the weights that both graphs really used, ``silent``
-    the sides whose port does not say. ``unfinished`` are the sweeps that did not finish as a whole,
-    ``cautions`` what to know before trusting it. ``settings`` are the keys of the compare command
-    that differ from the defaults, its two sides left out.
-
     Raises ValueError on construction unless every site is counted exactly once.
     """
 
@@ -147,25 +134,40 @@ class Verdict:
     tolerance: str
     limits: dict[str, float]
     rows: tuple[Row, ...]
+    """In the order of a forward pass."""
     total: int
     outcome: Outcome
     whole: WholeModel
     knows_chains: bool = False
+    """The tolerance knows what clean chains become."""
     closeness: Closeness = CLOSE
+    """Which elements the metrics counted as similar."""
     guilty: Guilt | None = None
+    """The first place that goes wrong by itself."""
     further: tuple[Guilt, ...] = ()
+    """The others, in the order of the data."""
     causes: tuple[Cause, ...] = ()
+    """Of the first place, the likeliest first."""
     ruled_out: tuple[str, ...] = ()
     weights: tuple[WeightFinding, ...] = ()
+    """What was found on the weights that both graphs really used."""
     silent: tuple[str, ...] = ()
+    """The sides whose port does not say what weights its graph holds."""
     unfinished: tuple[UnfinishedSweep, ...] = ()
+    """The sweeps that did not finish as a whole."""
     coverage: Coverage = field(default_factory=Coverage)
     cautions: tuple[Caution, ...] = ()
+    """What to know before trusting it."""
     token_errors: dict[str, list[float]] = field(default_factory=dict)
+    """Of each floating site, by its text, the relative L2 error of every real (unpadded) token in
+    batch-major order: ``||candidate - golden|| / ||golden||``."""
     profiles: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    """Of each failed site what its groups (heads, channels, experts, positions) deviate by."""
     settings: dict[str, Any] = field(default_factory=dict)
+    """The keys of the compare command that differ from the defaults, its two sides left out."""
     portrait: Portrait | None = None
     blocks: Blocks = field(default_factory=Blocks)
+    """What is computed from what."""
 
     def __post_init__(self) -> None:
         if len({row.site for row in self.rows}) != self.total:

@@ -50,12 +50,12 @@ def agreement_text(columns: Columns) -> str:
     rows = _by_column(columns)
     if not rows:
         return ""
-    apart = [(index, row) for index, row in rows if row.metrics[_AGREEMENT] < 1.0]
-    if not apart:
+    differing = [(index, row) for index, row in rows if row.metrics[_AGREEMENT] < 1.0]
+    if not differing:
         return f"Both sides sent every token to the same experts, in all {len(rows)} layers."
-    flips = sum(row.metrics.get("flips", 0.0) for _, row in apart)
-    outside = sum(row.metrics.get("flips_outside_noise", 0.0) for _, row in apart)
-    words = f"Expert sets differ in {len(apart)} of {len(rows)} layers"
+    flips = sum(row.metrics.get("flips", 0.0) for _, row in differing)
+    outside = sum(row.metrics.get("flips_outside_noise", 0.0) for _, row in differing)
+    words = f"Expert sets differ in {len(differing)} of {len(rows)} layers"
     if not flips:
         return f"{words}."
     return f"{words}: {flips:.0f} tokens, of which {outside:.0f} are no ties within the noise."

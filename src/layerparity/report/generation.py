@@ -58,12 +58,12 @@ def generation_lines(parity: GenerationParity, words: Words) -> list[str]:
     return lines
 
 
-def prefill_line(apart: Sequence[float], name: str) -> str:
+def prefill_line(errors: Sequence[float], name: str) -> str:
     """Return how far decode steps of a run are from a prefill of the same tokens."""
-    worst = max(range(len(apart)), key=apart.__getitem__)
+    worst = max(range(len(errors)), key=errors.__getitem__)
     return (
         f"decode against a prefill of the same tokens ({name}): logits differ by at most "
-        f"{numeral(apart[worst])} (relative L2), at step {worst}"
+        f"{numeral(errors[worst])} (relative L2), at step {worst}"
     )
 
 

@@ -78,7 +78,7 @@ def _compiled() -> Template:
         lstrip_blocks=True,
     )
     environment.filters.update(link=words.followable, called=label, numeral=numeral)
-    environment.filters.update(dotted=dotted, apart=apart)
+    environment.filters.update(dotted=dotted, breakable=breakable)
     return environment.get_template(_TEMPLATE)
 
 
@@ -87,7 +87,7 @@ def dotted(name: str) -> Markup:
     return Markup("<wbr>").join(_DOT.split(name))
 
 
-def apart(name: str) -> Markup:
+def breakable(name: str) -> Markup:
     """Return a name as markup that a narrow column breaks after an underscore, if it must."""
     return Markup("<wbr>").join(re.split(r"(?<=_)", name))
 

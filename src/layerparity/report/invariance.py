@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from layerparity.ground.errors import Exit
+from layerparity.ground.numeral import numeral
 from layerparity.judge.invariance import SelfComparison, SiteDifference
 from layerparity.record.verdict import Outcome
-from layerparity.report.measure import numeral
 from layerparity.report.reasons import breach_text, reason
 
 COLUMNS = ("axis", "size", "equal", "first difference", "token", "largest", "R (limit)", "")
@@ -83,8 +83,8 @@ class InvarianceLine(NamedTuple):
 
 def gravest_first(lines: Sequence[InvarianceLine]) -> list[InvarianceLine]:
     """Return the lines with a difference: what fails, lacks a site, was not judged, and passes."""
-    apart = [each for each in lines if each.found.first is not None]
-    return sorted(apart, key=lambda each: _GRAVEST.index(each.found.outcome))
+    differing = [each for each in lines if each.found.first is not None]
+    return sorted(differing, key=lambda each: _GRAVEST.index(each.found.outcome))
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,14 @@ class InvarianceReport:
     follows: str
 
     @property
-    def apart(self) -> list[InvarianceLine]:
+    def differing(self) -> list[InvarianceLine]:
         """The lines with a difference: those that leave the floor, were not judged, and hold it."""
         return gravest_first(self.lines)
 
     @property
     def exit(self) -> Exit:
         """How the job ends: by all lines, and by what is demanded of them."""
-        ends = {each.found.outcome for each in self.apart}
+        ends = {each.found.outcome for each in self.differing}
         if Outcome.FAIL in ends or (ends and self.demand == BITS):
             return Exit.FAILED
         return Exit.INCONCLUSIVE if ends - {Outcome.PASS} else Exit.OK
@@ -115,11 +115,11 @@ class InvarianceReport:
     @property
     def headline(self) -> str:
         """The answer in a sentence: where the side first stops being equal to itself."""
-        if not self.apart:
+        if not self.differing:
             return f"all {len(self.lines)} variations are equal to the bit"
-        worst, equal = self.apart[0], len(self.lines) - len(self.apart)
+        worst, equal = self.differing[0], len(self.lines) - len(self.differing)
         row, first = worst.found.row, worst.found.first
-        assert first is not None, "a line that is apart has a first difference"
+        assert first is not None, "a line that differs has a first difference"
         ends = f"{worst.name} differs from {first.site} on"
         if worst.found.outcome is Outcome.PASS:
             ends += "; all that differ are within the floor"
@@ -134,7 +134,7 @@ class InvarianceReport:
     def notes(self) -> list[str]:
         """What leaves the floor and where, what was not judged, and what was left out."""
         said = []
-        for each in self.apart:
+        for each in self.differing:
             row, at = each.found.row, each.found.at
             if each.found.outcome is Outcome.PASS:
                 continue
@@ -148,11 +148,11 @@ class InvarianceReport:
                 more = f"; so do {each.found.failing - 1} more" if each.found.failing > 1 else ""
                 token = f", token {place(at)}" if place(at) else ""
                 said.append(f"{each.name}: {row.site}{token}: {why}{more}")
-        if any(each.axis == "repeat" for each in self.apart) and len(said) > 1:
+        if any(each.axis == "repeat" for each in self.differing) and len(said) > 1:
             said.append(
                 "the same again differs: what the other lines show may be no more than that"
             )
-        if any(each.found.has_no_floor and each.found.routed_apart for each in self.apart):
+        if any(each.found.has_no_floor and each.found.routed_apart for each in self.differing):
             said.append(
                 "a chain that is routed apart is not judged: make a golden of this text, and give "
                 "job=invariance inputs=golden feed=isolated"
@@ -173,10 +173,10 @@ class InvarianceReport:
     @property
     def tags(self) -> dict[str, str]:
         """What the job's run is found by: how it ended, the first difference, and the text."""
-        first = self.apart[0].found.first if self.apart else None
+        first = self.differing[0].found.first if self.differing else None
         return {
             "verdict": self.exit.name.lower(),
-            "first": "" if first is None else f"{self.apart[0].name}: {first.site}",
+            "first": "" if first is None else f"{self.differing[0].name}: {first.site}",
             "mlflow.note.content": "\n\n".join([self.headline, *self.notes]),
         }
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from layerparity.ground.numeral import percent
+from layerparity.ground.numeral import numeral, percent
 from layerparity.judge.routing_share import EVERYTHING, IDS, NATURAL, RoutingShare
-from layerparity.report.measure import numeral
 
 COLUMNS = ("at", "routed apart", NATURAL, IDS, EVERYTHING)
 

@@ -158,7 +158,7 @@ def _srgb(lightness: float, chroma: float, hue: float) -> Triple:
 def _gamma(linear: float) -> float:
     if linear <= 0.0031308:
         return 12.92 * linear
-    return 1.055 * linear ** (1 / 2.4) - 0.055
+    return 1.055 * math.pow(linear, 1 / 2.4) - 0.055
 
 
 # Decades that an error which is wrong for certain lies above the scale, at the least and usually.

@@ -90,7 +90,7 @@ class Bench:
         On backend=neuron in a process of its own: XLA reads its settings once.
         """
         keys = {**changes, **self._isolated_keys()}
-        return self._compare(self.golden, [self._make(keys, apart=True)])
+        return self._compare(self.golden, [self._make(keys, own_process=True)])
 
     def alone(self, layer: int) -> Verdict:
         """Run one block alone with every component observed, against a golden that did the same."""
@@ -164,8 +164,8 @@ class Bench:
         with brief("comparing"), obstacles_in_words(), progress.counting("sites") as count:
             return conclude(golden, runs, self.config.tolerance, progress=count)
 
-    def _make(self, keys: Settings, apart: bool = False) -> StoredRun:
-        return make(self.store, self.parent, {**self._keys(keys), "kind": "candidate"}, apart)
+    def _make(self, keys: Settings, own_process: bool = False) -> StoredRun:
+        return make(self.store, self.parent, {**self._keys(keys), "kind": "candidate"}, own_process)
 
     def _keys(self, keys: Settings) -> Settings:
         """Return the command's own keys, with what the bisection decides over them."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import Place
-from layerparity.mistakes.catalogue import MUTATION, WRONG_OUTPUT, known_fault
+from layerparity.mistakes.catalogue import WRONG_OUTPUT, known_fault
 from layerparity.selftest.models import FP8
+
+if TYPE_CHECKING:
+    from layerparity.ports.base import Assets, Port
 
 Keys = dict[str, Any]
 Modules = dict[int, tuple[str, ...]]
@@ -45,7 +48,8 @@ class GridCell:
     """One candidate: a setting, the port's keys, and what should be said of it.
 
     ``layer`` is None outside the blocks; of a clean candidate, ``component`` is empty as well.
-    ``drawn`` marks a fault that no rule was written for.
+    ``drawn`` marks a fault that no rule was written for; ``port_of`` makes its port, where the keys
+    cannot name that.
     """
 
     setting: Setting
@@ -55,6 +59,7 @@ class GridCell:
     component: str = ""
     cause: str = ""
     drawn: bool = False
+    port_of: Callable[[Assets], Port] | None = None
 
     @property
     def called(self) -> str:
@@ -119,21 +124,3 @@ def clean_cells(settings: Sequence[Setting], ways: Sequence[str]) -> Iterator[Gr
             yield GridCell(setting, way, {"port": "clean", "port.name": way})
         if setting.dtype == "float32":
             yield GridCell(setting, "bfloat16 for float32", {"dtype": "bfloat16"})
-
-
-def mutation_cells(
-    setting: Setting, mutations: Sequence[Any], seed: int, layers: int
-) -> Iterator[GridCell]:
-    """Yield each drawn mutation of a setting's model, its ``layers`` blocks in turn."""
-    for index, mutation in enumerate(mutations):
-        layer = index % layers
-        keys = {
-            "port": "fault",
-            "port.name": MUTATION,
-            "port.seed": seed,
-            "port.index": index,
-            "port.layers": [layer],
-            # The prefill shows them: a decode step would only take longer.
-            "generate.max_new_tokens": 0,
-        }
-        yield GridCell(setting, mutation.id, keys, layer, mutation.component, drawn=True)

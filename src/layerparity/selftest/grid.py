@@ -17,7 +17,6 @@ from layerparity.selftest.cells import (
     clean_cells,
     fault_cells,
     module_cells,
-    mutation_cells,
 )
 from layerparity.selftest.models import FP8, SHIPPED, make_fp8, make_model, make_tokens
 from layerparity.selftest.outcomes import CellResult
@@ -93,9 +92,6 @@ def cells_of(job: Any, settings: Sequence[Setting], layers: dict[str, int]) -> I
         yield from fault_cells(padded, layers, asked)
     if job.clean:
         yield from clean_cells(settings, job.ways or [way.name for way in OTHERS])
-    if job.mutations:
-        first = next(each for each in padded if each.model == job.models[0])
-        yield from mutation_cells(first, _mutations(first, job), job.seed, layers[first.model])
 
 
 def _module_cells(job: Any, folder: Path) -> Iterator[GridCell]:
@@ -144,21 +140,6 @@ def modules_of(checkpoint: Checkpoint) -> Modules:
         )
         for kind, anatomised in kinds.items()
     }
-
-
-def _mutations(setting: Setting, job: Any) -> list[Any]:
-    """Return the faults that are drawn for the first block of a setting's model."""
-    import torch
-
-    from layerparity.making.steps import composed
-    from layerparity.mistakes.mutations.draw import mutations
-    from layerparity.model.architecture import read_config
-    from layerparity.model.resolve import open_checkpoint
-    from layerparity.model.skeleton import Skeleton
-
-    checkpoint = open_checkpoint(composed(setting.keys).model)
-    skeleton = Skeleton(read_config(checkpoint.config), torch.float32, "eager", "eager")
-    return list(mutations(job.seed, job.mutations, skeleton.module("layers.0")))
 
 
 def make_settings(job: Any, folder: Path) -> tuple[list[Setting], dict[str, int]]:

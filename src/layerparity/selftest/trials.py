@@ -74,7 +74,7 @@ class CellRunner:
         config = composed({**kept, **fed, "capture": self.capture, **cell.keys})
         where = self.folder / "candidate"
         try:
-            candidate = self._make(where, config)
+            candidate = self._make(where, config, cell.port_of)
             with obstacles_in_words():
                 verdict = conclude([golden], [candidate], self.tolerance)
             return [self._result(cell, verdict, golden, candidate, phase) for phase in phases]
@@ -135,9 +135,11 @@ class CellRunner:
         own = {"dtype": setting.dtype, **setting.keys, **self.keys}
         return {**shared, **generate, **floors, **own}
 
-    def _make(self, folder: Path, config: Config) -> StoredRun:
+    def _make(
+        self, folder: Path, config: Config, port_of: Callable[[Assets], Port] | None = None
+    ) -> StoredRun:
         with console.quiet():
-            return make_in(folder, config, self.store)
+            return make_in(folder, config, self.store, port_of)
 
 
 def make_in(

@@ -306,7 +306,7 @@ class Config:
     )
     to: str | None = key(
         None,
-        "job=convert: folder to write; job=plan, job.corpus: JSON file to write; job=export: "
+        "job=convert: folder to write; job=plan: JSON file to write; job=export: "
         "folder or file.zip to write; job=gate: folder for CI's files",
         jobs=("plan",),
     )

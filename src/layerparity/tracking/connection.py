@@ -113,7 +113,7 @@ def _embedded_experiment(client: MlflowClient, config: TrackingConfig) -> str:
     artifacts = (config.root / database.ARTIFACTS).as_uri()
     experiment = client.get_experiment_by_name(config.experiment)
     if experiment is None:
-        return client.create_experiment(config.experiment, artifacts, _EXPERIMENT_TAGS)
+        return str(client.create_experiment(config.experiment, artifacts, _EXPERIMENT_TAGS))
     _refuse_deleted(experiment, config)
     if not experiment.artifact_location.startswith("file:"):
         raise UserError(
@@ -126,7 +126,7 @@ def _embedded_experiment(client: MlflowClient, config: TrackingConfig) -> str:
         database.relocate(
             config.root, experiment.experiment_id, experiment.artifact_location, artifacts
         )
-    return experiment.experiment_id
+    return str(experiment.experiment_id)
 
 
 def _refuse_deleted(experiment: Experiment, config: TrackingConfig) -> None:

@@ -182,12 +182,14 @@ def _refuse_schema(root: Path, database: sqlite3.Connection) -> None:
         return
     kept = database.execute(_NEWEST_MLFLOW).fetchone()
     kept = f"; its newest run was kept by MLflow {kept[0]}" if kept else ""
-    upgrade = f"copy the folder, run 'mlflow db upgrade {database_uri(root)}' with this one"
+    cure = f"install that version, {ELSEWHERE}."
+    if age == template.OLDER:
+        upgrade = f"run 'mlflow db upgrade {database_uri(root)}' with this one"
+        cure = f"end whatever writes to it, copy the folder, {upgrade}, or {cure}"
     raise UserError(
         f"The runs in {root} cannot be used: {age} version of MLflow made their database (schema "
         f"{schema}{kept}), and this is MLflow {template.mlflow_version()}",
-        f"{f'end whatever writes to it, {upgrade}, or' * (age == template.OLDER)} install that "
-        f"version, {ELSEWHERE}.".strip(),
+        cure,
     )
 
 

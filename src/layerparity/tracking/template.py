@@ -65,7 +65,7 @@ def mlflow_version() -> str:
     """Return the version of the installed MLflow."""
     import mlflow
 
-    return mlflow.__version__
+    return str(mlflow.__version__)
 
 
 def schema_of_mlflow() -> str:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 def _norm(hidden: torch.Tensor, config: Any) -> torch.Tensor:
     """Return [batch, token, channel] of a root mean square of 1, in its dtype."""
     mean = hidden.pow(2).mean(-1, keepdim=True)
-    return hidden * (mean + config.rms_norm_eps).rsqrt()
+    scale: torch.Tensor = (mean + config.rms_norm_eps).rsqrt()
+    return hidden * scale
 
 
 FAMILY = Family("nanochat", after={"embed_tokens": _norm, "lm_head": soft_cap})

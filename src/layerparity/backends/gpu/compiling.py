@@ -70,7 +70,7 @@ def compile_stage(module: nn.Module, arguments: Sequence[Any]) -> Callable[..., 
     with _experts_without_addresses():
         program = exported(module, arguments, NO_CACHE, _NO_DATA)
     # A break in the graph, or too many recompilations, would silently run eagerly.
-    compiled = torch.compile(program.module(), fullgraph=True)
+    compiled: Callable[..., Any] = torch.compile(program.module(), fullgraph=True)
 
     def run(given: torch.Tensor, kwargs: dict[str, Any]) -> Any:
         # A plain function, so that nobody takes it for a module that is still to be compiled.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from layerparity.backends.neuron.artefacts import Compiled, GraphCompiler, Runner
-from layerparity.backends.neuron.stablehlo import versions_of
+from layerparity.backends.neuron.artefacts import Compiled, GraphCompiler, Runner, versions_of
 from layerparity.ground.errors import UserError
 
 _DECIDING = ("torch", "torch-neuronx", "transformers")
@@ -61,7 +60,7 @@ class NativeCompiler(GraphCompiler):
         from torch._dynamo.exc import TorchDynamoException
 
         # A break in the graph, or a shape that is no longer fixed, would run another computation.
-        run_graph = torch.compile(
+        run_graph: Callable[..., Any] = torch.compile(
             self._graphs[compiled.payload.decode()],
             backend=self.backend,
             fullgraph=True,

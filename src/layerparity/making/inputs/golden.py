@@ -22,6 +22,7 @@ from layerparity.making.request.goldens import (
     refuse_other_model,
 )
 from layerparity.making.request.inputs import Inputs, Request
+from layerparity.ports.replay_keys import replays
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.manifest import Manifest, Record
 from layerparity.settings.config import FeedMode
@@ -72,7 +73,7 @@ def from_runs(runs: Sequence[Any], request: Request) -> Inputs:
     feed = _feed_of(sources, request)
     unrouted = repeated.lacking(manifests, request)
     if unrouted is not None:
-        asked = str(repeated.replays(request.config)).lower()
+        asked = str(replays(request.config)).lower()
         what = f"{unrouted}, which port.replay={asked} repeats"
         repeated.refuse_unshown(unrouted, request, what)
         tokens = request.config.generate.max_new_tokens
@@ -208,11 +209,11 @@ def _refuse_mixed(sources: Sequence[RecordedRun]) -> None:
     first = sources[0]
     for other in sources[1:]:
         one, two = first.manifest.inputs, other.manifest.inputs
-        apart = sorted(name for name in set(one) & set(two) if one[name] != two[name])
-        if apart:
+        unequal = sorted(name for name in set(one) & set(two) if one[name] != two[name])
+        if unequal:
             raise UserError(
                 f"Golden runs {first.run.name} and {other.run.name} were fed different inputs "
-                f"({', '.join(apart)}): choose one with golden={first.key[:8]}."
+                f"({', '.join(unequal)}): choose one with golden={first.key[:8]}."
             )
 
 

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from layerparity.ground.numeral import numeral
+from layerparity.mistakes.attention_core import Attend, additive, attend_with, without
 from layerparity.mistakes.block import config_of, find, head_dim
 from layerparity.mistakes.fault import Fault, Pass, Surgery
-from layerparity.mistakes.mutations.cores import Attend, attend_with, without
-from layerparity.mistakes.mutations.shifts import additive
 
 _CAUSE = "attention_option"
 # Of attention with latent keys and values (MLA), whose scores are those of several widths.

@@ -52,8 +52,8 @@ def _places(own: Values) -> list[int] | None:
     wrong = ((candidate - golden).norm(dim=1) > own.limit * sizes).nonzero().flatten()
     if len(wrong) < 2:
         return None
-    apart = torch.cdist(candidate[wrong], golden) / sizes
-    nearest = apart.min(dim=1)
+    distances = torch.cdist(candidate[wrong], golden) / sizes
+    nearest = distances.min(dim=1)
     places = torch.arange(len(golden))
     places[wrong] = nearest.indices
     # Each of them once, and found.

@@ -98,9 +98,9 @@ def _found_elsewhere(evidence: Evidence) -> float | None:
     candidate = torch.cat([each.candidate.flatten(1) for each in known], 1)
     owner = torch.cat([torch.full((len(v.golden[0].flatten()),), n) for n, v in enumerate(known)])
     limit = 2 * max(each.limit for each in known)
-    apart = torch.cdist(candidate.T, golden.T) / golden.norm(dim=0).clamp(min=1e-300)
-    wrong = apart.diagonal() > limit
-    nearest = apart.min(dim=1)
+    distances = torch.cdist(candidate.T, golden.T) / golden.norm(dim=0).clamp(min=1e-300)
+    wrong = distances.diagonal() > limit
+    nearest = distances.min(dim=1)
     found = (nearest.values <= limit)[wrong]
     elsewhere = (owner[nearest.indices] != owner)[wrong]
     if not bool(wrong.any()) or not bool((found & elsewhere).any()):

@@ -6,17 +6,18 @@ from collections.abc import Callable, Iterator
 
 from torch import nn
 
-from layerparity.mistakes.block import lacking
-from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
-from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.mistakes.kernels import core_of
-from layerparity.mistakes.mutations.cores import (
+from layerparity.anatomy.block import ATTENTION_CORE
+from layerparity.mistakes.attention_core import (
     Attend,
     attend_with,
     next_group,
     shares_keys,
     two_groups_swapped,
 )
+from layerparity.mistakes.block import lacking
+from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
+from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.mistakes.kernels import core_of
 from layerparity.mistakes.ranks import tiled_over, tilings
 from layerparity.mistakes.shape import outliers
 
@@ -28,7 +29,7 @@ class GqaLayout:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where other groups give the candidate's context, on good q, k and v."""
-        if evidence.part != "attention core":
+        if evidence.part != ATTENTION_CORE:
             return None
         core = core_of(evidence)
         if core is None:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import nn
 
+from layerparity.mistakes.attention_core import attend_with, regrouped, shares_keys
 from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.mistakes.mutations.cores import attend_with, regrouped, shares_keys
 from layerparity.mistakes.ranks import heads_of, tiled_over, tilings
 
 # Another layout of key and value heads is one cause, whatever made it.

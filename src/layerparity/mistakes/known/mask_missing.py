@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from layerparity.mistakes.attention_core import additive
 from layerparity.mistakes.block import find
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence, Tokens
 from layerparity.mistakes.fault import Fault, Pass
 from layerparity.mistakes.kernels import core_of, who_sees
-from layerparity.mistakes.mutations.shifts import additive
 
 # Of where a token stands, where another one does, and which are real, bool [batch, 1, 1, seen]:
 # which others it sees as well, bool [batch, 1, token, seen].

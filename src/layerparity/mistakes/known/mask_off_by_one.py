@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from layerparity.anatomy.block import ATTENTION_CORE
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.mistakes.kernels import core_of, hiding_first, stretched, who_sees
 from layerparity.mistakes.shape import trend
@@ -15,7 +16,7 @@ class MaskOffByOne:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where the context is that of a mask off by one."""
-        if evidence.part != "attention core":
+        if evidence.part != ATTENTION_CORE:
             return None
         core = core_of(evidence)
         if core is None:

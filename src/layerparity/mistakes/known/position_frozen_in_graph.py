@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.anatomy.block import ROTARY
 from layerparity.anatomy.site import DECODE
 from layerparity.mistakes.block import lacking
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
@@ -46,7 +47,7 @@ class Frozen:
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where only decoding leaves what it should rotate as it was."""
         site = evidence.site
-        if evidence.part != "rotary" or site is None or site.phase != DECODE:
+        if evidence.part != ROTARY or site is None or site.phase != DECODE:
             return None
         before = evidence.other_phase.get(evidence.local)
         if before is None or before.outcome is not Outcome.PASS or len(evidence.good) != 1:

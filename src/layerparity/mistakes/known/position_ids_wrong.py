@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from layerparity.anatomy.block import ROTARY
 from layerparity.ground.numeral import numeral
 from layerparity.mistakes.block import needs
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
@@ -40,7 +41,7 @@ class PositionIds:
 
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where padded rows are turned wrongly and full ones are not."""
-        if evidence.part != "rotary":
+        if evidence.part != ROTARY:
             return None
         rows, padded = evidence.tokens.sequence, evidence.tokens.padded
         errors = evidence.errors

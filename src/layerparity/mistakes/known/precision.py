@@ -109,10 +109,10 @@ def _coarse_attention(evidence: Evidence) -> Cause | None:
     core = core_of(evidence)
     if core is None:
         return None
-    apart = max(float((core.context.candidate - core.context.golden).norm()), 1e-300)
+    whole = max(float((core.context.candidate - core.context.golden).norm()), 1e-300)
     kinds = [each for each in _NARROW if torch.finfo(each).eps > core.context.step]
     left = sorted(
-        (float((core.context.candidate - made).norm()) / apart, str(kind), what)
+        (float((core.context.candidate - made).norm()) / whole, str(kind), what)
         for kind in kinds
         for what, made in core.narrowed(kind)
     )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from layerparity.anatomy.block import ROTARY
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.numeral import percent
 from layerparity.mistakes.block import head_dim
@@ -51,7 +52,7 @@ class FullRope:
         """Return the cause where the channels that must not rotate have changed."""
         rotary, width = evidence.fact("rotary_dim"), evidence.fact("head_dim")
         slopes = evidence.profile("channel")
-        if evidence.part != "rotary" or not 0 < rotary < width or not slopes:
+        if evidence.part != ROTARY or not 0 < rotary < width or not slopes:
             return None
         heads = blocks_of(slopes, len(slopes) // width)
         beyond = [abs(slope) for head in heads for slope in head[rotary:]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from layerparity.anatomy.block import ROTARY
 from layerparity.ground.numeral import numeral
 from layerparity.mistakes.angles import which_angles
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
@@ -52,7 +53,7 @@ class Rotary:
 
 def _by_growth(evidence: Evidence, text: str) -> Cause | None:
     """Return the cause where token 0, which is not turned, is right and the error grows."""
-    rotated, growing = evidence.part == "rotary", growth_reasons(evidence)
+    rotated, growing = evidence.part == ROTARY, growth_reasons(evidence)
     if not rotated or not growing:
         return None
     has_floor = evidence.metric("error_ratio") is not None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from layerparity.anatomy.block import ATTENTION_CORE
+from layerparity.mistakes.attention_core import attend_with, sinkless
 from layerparity.mistakes.block import find, lacking
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.kernels import stretched
-from layerparity.mistakes.mutations.cores import attend_with, sinkless
 
 _SINKS = ".sinks"
 
@@ -45,7 +46,7 @@ class NoSinks:
     def judge(self, evidence: Evidence) -> Cause | None:
         """Return the cause where each token and head is off by a factor above one."""
         # The checkpoint says whether the model has sinks at all.
-        if evidence.part != "attention core" or not any(
+        if evidence.part != ATTENTION_CORE or not any(
             each.endswith(_SINKS) for each in evidence.tensors
         ):
             return None

@@ -132,11 +132,11 @@ def _exchanged(evidence: Evidence) -> Iterator[_Found]:
         return
     norm = partial(rms_normed, epsilon=check.epsilon)
     parts = check.weight.chunk(degree)
-    apart = [
+    errors = [
         float((own - right).norm() / right.norm().clamp(min=1e-300))
         for own, right in zip(own_weight(check).chunk(degree), parts, strict=True)
     ]
-    rank = max(range(degree), key=apart.__getitem__)
+    rank = max(range(degree), key=errors.__getitem__)
     for other in set(range(degree)) - {rank}:
         own = torch.cat([*parts[:rank], parts[other], *parts[rank + 1 :]])
         if check.shows(norm, own):

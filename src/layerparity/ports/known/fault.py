@@ -12,13 +12,7 @@ from layerparity.anatomy.site import Place, within
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_tensor
-from layerparity.mistakes.catalogue import (
-    MUTATION,
-    WRONG_OUTPUT,
-    catalogue,
-    check_fault,
-    known_fault,
-)
+from layerparity.mistakes.catalogue import WRONG_OUTPUT, catalogue, check_fault, known_fault
 from layerparity.model import weight_types
 from layerparity.ports.base import Assets, Call
 from layerparity.ports.known.hf import REPLAY_HELP, HfPort
@@ -37,7 +31,7 @@ if TYPE_CHECKING:
 class Settings:
     """conf/port/fault.yaml: which fault, at which layers (all where none are given).
 
-    ``seed`` decides what is random; ``index`` picks among the seed's mutations, port.name=mutation.
+    ``seed`` decides what is random.
     ``module`` is the module of a block, or of the embedding, whose output port.name=wrong_output
     makes wrong.
     """
@@ -45,8 +39,7 @@ class Settings:
     _target_: str = "layerparity.ports.known.fault.FaultPort"
     name: str | None = key(None, "which fault, or which clean way")
     layers: list[int] | None = key(None, "blocks that get the fault: [0,3]; null: all")
-    seed: int | None = key(None, "a random fault of this seed, instead of a named one", least=0)
-    index: int | None = key(None, "which of the seed's random faults", least=0)
+    seed: int | None = key(None, "what is random of a fault is drawn by this seed", least=0)
     module: str | None = key(None, "module of a block that gives out something else: mlp.gate")
     replay: Any = key(False, REPLAY_HELP)
 
@@ -214,15 +207,14 @@ class FaultPort(PlantedPort):
         name: str | None = None,
         layers: Sequence[int] | None = None,
         seed: int | None = None,
-        index: int | None = None,
         *,
         module: str | None = None,
         replay: bool | str = False,
     ) -> None:
         count = int(assets.checkpoint.config["num_hidden_layers"])
-        self.check(assets.config, count, name=name, layers=layers, index=index, module=module)
+        self.check(assets.config, count, name=name, layers=layers, module=module)
         assert name is not None, "check refuses it"
-        self._asked = name, index, module
+        self._asked = name, module
         chosen = range(count) if layers is None else layers
         super().__init__(assets, chosen, seed or 0, replay=replay)
         if layers is not None and self.fault.places([]):
@@ -234,13 +226,11 @@ class FaultPort(PlantedPort):
         """Refuse a golden run, a fault that is not known, and layers that the model lacks."""
         if config.kind is RunKind.golden:
             raise UserError("port=fault is there to be judged, not believed: add kind=candidate.")
-        name, index, module = keys.get("name"), keys.get("index"), keys.get("module")
+        name, module = keys.get("name"), keys.get("module")
         if name is None:
-            known = ", ".join((*catalogue(), MUTATION, WRONG_OUTPUT))
+            known = ", ".join((*catalogue(), WRONG_OUTPUT))
             raise UserError(f"port=fault wants port.name=NAME, one of: {known}.")
         check_fault(name)
-        if index is not None and name != MUTATION:
-            raise UserError(f"port.index picks among mutations: use port.name={MUTATION}.")
         if (module is None) is (name == WRONG_OUTPUT):
             raise UserError(
                 f"port.name={WRONG_OUTPUT} and port.module=NAME, a module of a block such as mlp, "
@@ -252,21 +242,12 @@ class FaultPort(PlantedPort):
             raise UserError(f"{asked}: give some of the layers 0 to {last}, or leave it out.")
 
     def _choose(self) -> Fault:
-        name, index, module = self._asked
+        name, module = self._asked
         if name == WRONG_OUTPUT and module is not None:
-            from layerparity.mistakes.mutations.modules import wrong_output
+            from layerparity.mistakes.wrong_output import wrong_output
 
             return wrong_output(module)
-        if name != MUTATION:
-            return known_fault(name)
-        from layerparity.mistakes.mutations.draw import mutations
-
-        number = index or 0
-        block = self.skeleton.module(str(Place(min(self.layers))))
-        drawn = mutations(self.seed, number + 1, block)
-        chosen: Fault = drawn[number]
-        self.assets.backend.warnings.append(f"The mutation that was drawn: {chosen.story}.")
-        return chosen
+        return known_fault(name)
 
 
 def _equal(left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:

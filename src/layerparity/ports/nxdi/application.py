@@ -17,11 +17,10 @@ from typing import Any
 
 from torch import nn
 
-from layerparity.ground.errors import UserError, nearest
+from layerparity.ground.errors import UserError, nearest, said
 from layerparity.model.architecture import read_config
 from layerparity.ports.nxdi import absent
 from layerparity.ports.nxdi.named import no_module, refuse_missing
-from layerparity.ports.ranks.child import said
 
 CONVERTER = "convert_hf_to_neuron_state_dict"
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from layerparity.anatomy.site import EMBEDDING, HEAD, Site
-from layerparity.ground.errors import UserError
+from layerparity.ground.errors import UserError, said
 from layerparity.ports.nxdi.application import CONVERTER, Application
 from layerparity.ports.nxdi.converter import ElementOrigin, inverse, trace
 from layerparity.ports.nxdi.fp8 import Fp8Weights, refuse_fp8_modules
-from layerparity.ports.ranks.child import said
 from layerparity.ports.ranks.side import Held, RankAssets
 
 if TYPE_CHECKING:
@@ -143,7 +142,9 @@ class _Conversion:
         return state
 
     def _whole(self, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        state = {renamed(name, self.stage): value for name, value in stored.items()}
+        state: dict[str, torch.Tensor] = {
+            renamed(name, self.stage): value for name, value in stored.items()
+        }
         for name, value in self.scales.items():
             state[renamed(name, self.stage)] = value.clone()
         for name in self.extras:

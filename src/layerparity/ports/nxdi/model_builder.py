@@ -19,9 +19,8 @@ import torch
 from torch import nn
 
 from layerparity.backends.neuron.artefacts import Compiled, GraphMaker, versions_of
-from layerparity.ground.errors import UserError
+from layerparity.ground.errors import UserError, said
 from layerparity.machine import neuron_packages
-from layerparity.ports.ranks.child import said
 
 _DECIDING = (
     "torch",

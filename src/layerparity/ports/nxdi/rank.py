@@ -13,7 +13,7 @@ from layerparity.anatomy.family import ROUTED
 from layerparity.anatomy.shards import ExpertGroups, padded
 from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Site
 from layerparity.anatomy.sizes import sizes_of
-from layerparity.ground.errors import UserError
+from layerparity.ground.errors import UserError, said
 from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
 from layerparity.ports.base import Call
 from layerparity.ports.nxdi import absent, groups
@@ -21,7 +21,6 @@ from layerparity.ports.nxdi.application import Application, configured, import_n
 from layerparity.ports.nxdi.loading import StageWeights, Traces, loaded
 from layerparity.ports.nxdi.passes import NxdiPass, adds_embeddings, pass_of, splits_tokens
 from layerparity.ports.nxdi.sites import SITES, RankLayout, Watched, channels_of, weights_of
-from layerparity.ports.ranks.child import said
 from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
 
 OUTSIDE = (EMBEDDING, NORM, HEAD)

@@ -104,7 +104,8 @@ class ObservedStage(nn.Module):
 
 def first_tensor(output: Any) -> torch.Tensor:
     """Return a module's output, of any shape and dtype, or the first of several."""
-    return output[0] if isinstance(output, tuple) else output
+    first: torch.Tensor = output[0] if isinstance(output, tuple) else output
+    return first
 
 
 @dataclass

@@ -90,7 +90,8 @@ def _cache(skeleton: Skeleton, max_tokens: int) -> Any:
 
         def get_linear_cache(self, layer_idx: int) -> torch.Tensor | None:
             """Return a block's state, [batch, head, channel, channel]; None before the prefill."""
-            return self.states.get(layer_idx)
+            state: torch.Tensor | None = self.states.get(layer_idx)
+            return state
 
         def set_linear_cache(self, layer_idx: int, linear_cache: torch.Tensor) -> None:
             """Keep a block's state, [batch, head, channel, channel]."""

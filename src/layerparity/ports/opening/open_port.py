@@ -201,13 +201,14 @@ def _resolve(target: str) -> Callable[..., Any]:
     if not path or not all(part.isidentifier() for part in target.split(".")):
         raise UserError(f"port._target_={target} is no dotted path: write {_EXAMPLE}.")
     module = _import(path, target)
-    target_object = getattr(module, name, None)
-    if target_object is None:
+    found = getattr(module, name, None)
+    if found is None:
         known = [each for each in vars(module) if not each.startswith("_")]
         raise UserError(f"port._target_={target}: {path} has no '{name}'.{nearest(name, known)}")
-    if not callable(target_object):
+    if not callable(found):
         raise UserError(f"port._target_={target} is no class and no function: write {_EXAMPLE}.")
-    return target_object
+    make: Callable[..., Any] = found
+    return make
 
 
 def _import(path: str, target: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from layerparity.selftest.corpus_runs import CaseResult
+from judging.runs import CaseResult
 from layerparity.selftest.outcomes import VISIBLE, Ending
 from layerparity.selftest.table import Summary, Table
 

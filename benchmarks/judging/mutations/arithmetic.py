@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from judging.mutations.base import Mutation, mutation
 from layerparity.mistakes.block import epsilon_name, find, lacking
 from layerparity.mistakes.fault import Surgery
-from layerparity.mistakes.mutations.base import Mutation, mutation
 
 
 def strange_norms(draw: Random, block: nn.Module) -> Iterator[Mutation]:
@@ -108,7 +108,7 @@ def _normed(
 
         def forward(values: torch.Tensor) -> torch.Tensor:
             wide = values.to(torch.promote_types(values.dtype, torch.float32))
-            scaled = take(wide, epsilon) * (counted + norm.weight.to(wide.dtype))
+            scaled: torch.Tensor = take(wide, epsilon) * (counted + norm.weight.to(wide.dtype))
             return scaled.to(values.dtype)
 
         surgery.set(norm, "forward", forward)

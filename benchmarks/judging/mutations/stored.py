@@ -10,9 +10,9 @@ from random import Random
 import torch
 from torch import nn
 
+from judging.mutations.base import Mutation, mutation, of_weight
 from layerparity.mistakes.block import find, needs, randomise
 from layerparity.mistakes.fault import Surgery
-from layerparity.mistakes.mutations.base import Mutation, mutation, of_weight
 from layerparity.mistakes.parts import Part, exchange, parts
 
 Write = Callable[[nn.Module, Surgery, torch.Tensor], None]

@@ -6,12 +6,12 @@ from random import Random
 
 from torch import nn
 
+from judging.mutations.base import Mutation
+from judging.mutations.constants import constants
+from judging.mutations.modules import precision
+from judging.mutations.shifts import shifts
+from judging.mutations.weights import scales, slips, swaps
 from layerparity.ground.errors import UserError
-from layerparity.mistakes.mutations.base import Mutation
-from layerparity.mistakes.mutations.constants import constants
-from layerparity.mistakes.mutations.modules import precision
-from layerparity.mistakes.mutations.shifts import shifts
-from layerparity.mistakes.mutations.weights import scales, slips, swaps
 
 KINDS = (slips, constants, precision, swaps, shifts, scales)
 
@@ -24,7 +24,7 @@ def mutations(seed: int, count: int, block: nn.Module) -> list[Mutation]:
     Kinds take turns until theirs are used up, each in random order; a longer list begins like a
     shorter one. Raises UserError where the block has fewer.
     """
-    draw = Random(seed)  # noqa: S311
+    draw = Random(seed)
     queues = []
     for kind in KINDS:
         unique = list({each.id: each for each in kind(draw, block)}.values())

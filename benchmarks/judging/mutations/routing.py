@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from judging.mutations.base import Mutation, mutation
+from judging.mutations.outputs import times
 from layerparity.mistakes.block import find, lacking
 from layerparity.mistakes.fault import Surgery
-from layerparity.mistakes.mutations.base import Mutation, mutation
-from layerparity.mistakes.mutations.outputs import times
 
 # Logits [token, expert], weights and ids [token, k] of a router, as they should be and as they are.
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from judging.corpus import Case, Shape
+from judging.port import FaultyPort
 from layerparity.anatomy.site import within
-from layerparity.ground import console, progress
+from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.judge.conclude import conclude
 from layerparity.judge.evidence import evidence_of
@@ -19,15 +20,12 @@ from layerparity.judge.sides import open_side
 from layerparity.making.replay import replays
 from layerparity.making.steps import composed
 from layerparity.mistakes.catalogue import suspected
-from layerparity.mistakes.fault import Fault
 from layerparity.ports.base import Assets
-from layerparity.ports.known.fault import PlantedPort
 from layerparity.record.guilt import Cause
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Verdict
 from layerparity.selftest.cells import GridCell, Setting
-from layerparity.selftest.corpus import Case, Corpus, Shape
 from layerparity.selftest.models import make_model, make_tokens
 from layerparity.selftest.outcomes import Ending, effect_of, ending_of
 from layerparity.selftest.trials import make_in
@@ -40,15 +38,12 @@ _ONE_VALUE = ("self_attn", "self_attn.o_proj")
 PRINTED = 4
 
 
-class CasePort(PlantedPort):
+class CasePort(FaultyPort):
     """transformers' modules with a case's fault; it may say nothing of its weights."""
 
     def __init__(self, assets: Assets, case: Case) -> None:
         self._case = case
-        super().__init__(assets, [case.layer], case.seed)
-
-    def _choose(self) -> Fault:
-        return self._case.fault
+        super().__init__(assets, case.fault, case.layer, case.seed)
 
     def load(self, stage: str) -> dict[str, str]:
         """Load a stage; who says nothing of its weights does not know which never came."""
@@ -170,24 +165,6 @@ class CorpusRunner:
                 made = self.folder / f"golden-{len(self._goldens)}"
                 self._goldens[key] = make_in(made, self._configs[key], self.store)
         return self._configs[key], self._goldens[key]
-
-
-def run_corpus(config: Config, folder: Path) -> Iterator[CaseResult]:
-    """Yield what is said of each case that ``config.job`` asks for, made in a folder."""
-    from layerparity.ports.opening import open_backend
-    from layerparity.settings.tracking import TrackingConfig
-    from layerparity.tracking.store import open_store
-
-    # The backend comes first: it decides what may be imported, and by whom.
-    open_backend.build(config).open()
-    store = open_store(TrackingConfig(folder=str(folder / "empty")))
-    keys = {"threads": config.threads or 1}
-    seed = config.job.seed
-    runner, corpus = CorpusRunner(folder, store, config.tolerance, keys, seed), Corpus(seed)
-    with progress.shown("faulty runs", config.job.corpus) as bar:
-        for case in corpus.cases(config.job.corpus):
-            yield runner.result(case)
-            bar.step(case.name)
 
 
 def said_of(case: Case, verdict: Verdict) -> CaseResult:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import torch
 from torch import nn
 
-from layerparity.anatomy.site import EMBEDDING, within
+from judging.mutations.base import Mutation, mutation
 from layerparity.mistakes.block import lacking
 from layerparity.mistakes.fault import Surgery
-from layerparity.mistakes.mutations.base import Mutation, mutation
 from layerparity.mistakes.parts import parts
+from layerparity.mistakes.wrong_output import Change, output_changed
 from layerparity.numbers.arithmetic import Widen
 
-# Of a floating tensor [..., token, channel]: one of its shape.
-Change = Callable[[torch.Tensor], torch.Tensor]
 # Bits of the significand, the hidden one included, and the largest number.
 _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 NARROW = {
@@ -27,9 +24,6 @@ NARROW = {
     torch.float8_e4m3fn: 4,
     torch.float8_e5m2: 3,
 }
-# Of the noise, relative to the spread of what the module gives out: far outside rounding, no
-# caricature.
-SIZE = 0.3
 
 
 def precision(draw: Random, block: nn.Module) -> Iterator[Mutation]:
@@ -138,41 +132,5 @@ def given_out(
 
     ``change`` takes and returns a floating tensor [..., token, channel] of one shape and dtype.
     """
-
-    def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-        return lacking(block, path)
-
-    def around(exact: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **named: Any) -> Any:
-            output = exact(*args, **named)
-            if isinstance(output, tuple):
-                return (change(output[0]).to(output[0].dtype), *output[1:])
-            return change(output).to(output.dtype)
-
-        return forward
-
-    def plant(block: nn.Module, surgery: Surgery) -> None:
-        surgery.wrap(block.get_submodule(path), around)
-
+    why_not, plant = output_changed(path, change)
     return mutation(kind, story, path, size=size, why_not=why_not, plant=plant, true=true)
-
-
-def wrong_output(path: str) -> Mutation:
-    """Return the mistake of a module, by its path in the block, whose output is off by noise.
-
-    The noise is the same for every token, so that it is a wrong function of what was fed, and of
-    the size `SIZE` times the output's own spread. The embedding, or a module of it, is named from
-    there: ``embed_tokens.wpe``.
-    """
-    story = f"{path} gives out something else"
-    outside = within(path, EMBEDDING)
-    inside = path.removeprefix(EMBEDDING).removeprefix(".") if outside else path
-    planted = given_out("output", story, inside, _disturbed, size=SIZE)
-    return replace(planted, component=path, stage=EMBEDDING) if outside else planted
-
-
-def _disturbed(value: torch.Tensor) -> torch.Tensor:
-    """Return a floating tensor [..., channel] with the same noise over the channels of each row."""
-    seeded = torch.Generator().manual_seed(value.shape[-1])
-    noise = torch.empty(value.shape[-1]).normal_(generator=seeded)
-    return value + SIZE * value.float().std().to(value) * noise.to(value)

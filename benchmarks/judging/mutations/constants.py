@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from judging.mutations.base import SIZES, Mutation, mutation
 from layerparity.mistakes.block import epsilon_name, find, lacking, needs
 from layerparity.mistakes.fault import ChangeArguments, Pass, Surgery
-from layerparity.mistakes.mutations.base import SIZES, Mutation, mutation
 from layerparity.mistakes.rotary_tables import no_plain_tables, parameters, tables
 
 _NORMS = (

@@ -10,16 +10,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from layerparity.mistakes.block import config_of, find, head_dim, lacking, needs
-from layerparity.mistakes.fault import ChangeArguments, Pass, Surgery, WhyNot
-from layerparity.mistakes.mutations.base import (
+from judging.mutations.base import (
     HEAD_COLUMNS,
     HEAD_ROWS,
     Mutation,
     mutation,
     of_weight,
 )
-from layerparity.mistakes.mutations.weights import ORDERED
+from judging.mutations.weights import ORDERED
+from layerparity.mistakes.attention_core import additive
+from layerparity.mistakes.block import config_of, find, head_dim, lacking, needs
+from layerparity.mistakes.fault import ChangeArguments, Pass, Surgery, WhyNot
 from layerparity.mistakes.parts import Part, parts
 from layerparity.mistakes.rotary_tables import no_plain_tables, parameters, tables
 
@@ -143,19 +144,6 @@ def _changed(
     return mutation(
         "shift", words, "self_attn", size=1.0, why_not=why_not, arguments=arguments, true=true
     )
-
-
-def additive(mask: torch.Tensor | None, each: Pass) -> torch.Tensor:
-    """Return a mask [batch, 1, token, seen] as what is added to scores: 0, or the least number."""
-    least = torch.finfo(each.dtype).min
-    if mask is None:
-        seen, new = each.attention_mask.shape[1], each.position_ids.shape[1]
-        causal = torch.ones(new, seen, dtype=torch.bool).tril(seen - new)
-        mask = (causal & each.attention_mask[:, None, :].bool())[:, None]
-    if mask.dtype is torch.bool:
-        zero = torch.zeros(mask.shape, dtype=each.dtype)
-        return zero.masked_fill(~mask, least)
-    return mask.to(each.dtype)
 
 
 def masks(draw: Random, block: nn.Module) -> Iterator[Mutation]:

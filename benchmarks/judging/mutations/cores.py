@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -10,38 +9,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from judging.mutations.base import Mutation, mutation
 from layerparity.anatomy.site import DECODE
-from layerparity.mistakes.block import find, lacking
+from layerparity.mistakes.attention_core import (
+    Attend,
+    attend_with,
+    grouped_in_turn,
+    has_cap,
+    next_group,
+    scaled,
+    shares_keys,
+    sinkless,
+    two_groups_swapped,
+    without,
+)
+from layerparity.mistakes.block import lacking
 from layerparity.mistakes.fault import Surgery, WhyNot, everywhere
-from layerparity.mistakes.mutations.base import Mutation, mutation
-
-# A kernel as transformers calls it: module, query, key, value [batch, head, token, channel], mask.
-Attend = Callable[..., Any]
-
-
-def attend_with(block: nn.Module, surgery: Surgery, around: Callable[[Attend], Attend]) -> None:
-    """Let a block's attention use what ``around`` makes of its kernel.
-
-    It stands below whoever observes queries, keys and context.
-    """
-    attention = find(block, "self_attn")
-
-    def wrapped(exact: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **named: Any) -> Any:
-            from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as KERNELS
-
-            name = attention.config._attn_implementation
-            eager = sys.modules[type(attention).__module__].eager_attention_forward
-            # The table's own entries come before those of its class.
-            KERNELS[name] = around(KERNELS.get(name, eager))
-            try:
-                return exact(*args, **named)
-            finally:
-                del KERNELS[name]
-
-        return forward
-
-    surgery.wrap(attention, wrapped)
 
 
 def foreseen_cores(draw: Random, block: nn.Module) -> Iterator[Mutation]:
@@ -88,13 +71,6 @@ def _core(
     return mutation("core", words, "self_attn", size=1.0, why_not=lacks, plant=plant, true=true)
 
 
-def shares_keys(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-    """Return why a block's heads share no keys, of which there are several; or nothing."""
-    config = find(block, "self_attn.config")
-    grouped = find(block, "self_attn.num_key_value_groups") or 1
-    return "" if grouped > 1 and config.num_key_value_heads > 1 else "heads share no keys here"
-
-
 def _decodes(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return "" if phase == DECODE else "a prefill is right"
 
@@ -103,42 +79,8 @@ def _in_float32(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return "" if dtype == torch.float32 else "what it reads is of a narrow type as it is"
 
 
-def has_cap(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-    """Return why a block has no soft cap on its scores; or nothing."""
-    return "" if find(block, "self_attn.attn_logit_softcapping") else "this model has no soft cap"
-
-
 def _has_sinks(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return lacking(block, "self_attn.sinks")
-
-
-def regrouped(order: Callable[[int, int], list[int]]) -> Callable[[Attend], Attend]:
-    """Let query head h read the keys and values ``order(heads, groups)[h]``."""
-
-    def around(usual: Attend) -> Attend:
-        def attend(module: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
-            chosen = order(query.shape[1], key.shape[1])
-            kept = module.num_key_value_groups
-            module.num_key_value_groups = 1
-            try:
-                return usual(module, query, key[:, chosen], value[:, chosen], *rest, **named)
-            finally:
-                module.num_key_value_groups = kept
-
-        return attend
-
-    return around
-
-
-grouped_in_turn = regrouped(lambda heads, groups: [h % groups for h in range(heads)])
-next_group = regrouped(
-    lambda heads, groups: [(h // (heads // groups) + 1) % groups for h in range(heads)]
-)
-two_groups_swapped = regrouped(
-    lambda heads, groups: [
-        {0: 1, 1: 0}.get(h // (heads // groups), h // (heads // groups)) for h in range(heads)
-    ]
-)
 
 
 def _next_values(usual: Attend) -> Attend:
@@ -151,32 +93,6 @@ def _rounded(usual: Attend) -> Attend:
     def attend(module: Any, *args: Any, **named: Any) -> Any:
         coarse = (each.bfloat16().to(each.dtype) for each in args[:3])
         return usual(module, *coarse, *args[3:], **named)
-
-    return attend
-
-
-def scaled(factor: float) -> Callable[[Attend], Attend]:
-    """Return what multiplies a kernel's scores."""
-    return lambda usual: (
-        lambda module, query, *rest, **named: usual(module, query * factor, *rest, **named)
-    )
-
-
-def without(name: str) -> Callable[[Attend], Attend]:
-    """Return what takes an option, such as a soft cap, from a kernel."""
-    return lambda usual: lambda *args, **named: usual(*args, **{**named, name: None})
-
-
-def sinkless(usual: Attend) -> Attend:
-    """Return a kernel without the sinks that its module holds."""
-
-    def attend(module: Any, *args: Any, **named: Any) -> Any:
-        kept = module.sinks.data
-        module.sinks.data = torch.full_like(kept, torch.finfo(kept.dtype).min)
-        try:
-            return usual(module, *args, **named)
-        finally:
-            module.sinks.data = kept
 
     return attend
 

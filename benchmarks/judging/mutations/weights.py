@@ -8,9 +8,9 @@ from random import Random
 import torch
 from torch import nn
 
+from judging.mutations.base import HEAD_COLUMNS, HEAD_ROWS, SIZES, Mutation, of_weight
 from layerparity.mistakes.block import head_dim
 from layerparity.mistakes.fault import Surgery
-from layerparity.mistakes.mutations.base import HEAD_COLUMNS, HEAD_ROWS, SIZES, Mutation, of_weight
 from layerparity.mistakes.parts import Part, exchange, parts
 
 _EVERY = slice(None)

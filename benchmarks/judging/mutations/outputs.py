@@ -8,10 +8,11 @@ from random import Random
 import torch
 from torch import nn
 
+from judging.mutations.base import HEAD_ROWS, Mutation
+from judging.mutations.modules import given_out
 from layerparity.mistakes.block import head_dim, lacking
-from layerparity.mistakes.mutations.base import HEAD_ROWS, Mutation
-from layerparity.mistakes.mutations.modules import Change, given_out
 from layerparity.mistakes.parts import parts
+from layerparity.mistakes.wrong_output import Change
 
 _FACTORS = (0.25, 0.5, 0.9, 0.98, 1.02, 1.1, 2.0, 4.0)
 

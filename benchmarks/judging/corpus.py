@@ -15,8 +15,8 @@ from layerparity.anatomy.site import DECODE, PREFILL, Place
 if TYPE_CHECKING:
     from torch import nn
 
+    from judging.mutations.base import Mutation
     from layerparity.mistakes.fault import Fault
-    from layerparity.mistakes.mutations.base import Mutation
     from layerparity.model.skeleton import Skeleton
 
     Draw = Callable[[Random, nn.Module], Iterator[Mutation]]
@@ -183,12 +183,12 @@ class Corpus:
 
 
 def _draw(seed: int, what: object) -> Random:
-    return Random(f"{seed} {what}")  # noqa: S311
+    return Random(f"{seed} {what}")
 
 
 def _foreseen() -> dict[str, Draw]:
     """Return what draws faults that a rule was written for, by its name."""
-    from layerparity.mistakes.mutations import (
+    from judging.mutations import (
         constants,
         cores,
         modules,
@@ -218,7 +218,7 @@ def _foreseen() -> dict[str, Draw]:
 
 def _strange() -> dict[str, Draw]:
     """Return what draws faults that no rule was written for, by its name."""
-    from layerparity.mistakes.mutations import (
+    from judging.mutations import (
         arithmetic,
         cores,
         outputs,
@@ -243,9 +243,9 @@ def _catalogue(draw: Random, block: nn.Module) -> Iterator[Mutation]:
     """Yield the known faults of blocks, except those of a checkpoint in FP8."""
     from dataclasses import fields
 
+    from judging.mutations.base import Mutation
     from layerparity.mistakes.catalogue import catalogue, known_fault
     from layerparity.mistakes.fault import BLOCK, Fault
-    from layerparity.mistakes.mutations.base import Mutation
 
     for name in catalogue():
         fault = known_fault(name)
