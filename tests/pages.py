@@ -51,6 +51,8 @@ PAGES = [
     *(ROOT / "docs" / f"{name}.md" for name in (*NAMES, *LAST)),
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "RELEASING.md",
+    ROOT / "SECURITY.md",
     ROOT / "skills" / "layerparity" / "SKILL.md",
 ]
 MARK = re.compile(r"^<!-- (.*) -->$")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from pages import blocks
 
 OPTIONAL = (
     "torch_xla",
@@ -61,15 +62,20 @@ def python(folder: Path, *arguments: str, path: Path) -> subprocess.CompletedPro
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel and install it where nothing of the source tree is near.
+    """Build a release as RELEASING.md says, and install its wheel far from the source tree.
 
     Its dependencies are those of the environment that runs the tests.
     """
     folder = tmp_path_factory.mktemp("wheel")
-    build = ["hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    built = call([sys.executable, "-m", *build], ROOT)
-    assert built.returncode == 0, built.stderr
+    commands = [each for block in blocks(ROOT / "RELEASING.md") for each in block.commands]
+    for _, *words in [each for each in commands if each[0] == "python"]:
+        built = map(str, folder.iterdir())
+        there = {"dist": [str(folder)], "dist/*": list(built)}
+        told = [each for word in words for each in there.get(word, [word])]
+        ended = call([sys.executable, *told], ROOT)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
     (wheel,) = folder.glob("*.whl")
+    assert len(list(folder.glob("*.tar.gz"))) == 1
     pip = ["pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-index"]
     target = ["--target", str(folder / "site"), str(wheel)]
     put = call([sys.executable, "-m", *pip, *target], folder)
