@@ -45,18 +45,28 @@ def main(words: Sequence[str]) -> int:
     for step in STEPS:
         if code := subprocess.run([sys.executable, "-m", *step], cwd=ROOT, check=False).returncode:
             return code
-    if not DATA.exists():
-        print("No test has been followed yet; make check SECONDS=3600 follows all of them once.")
     _tell_what_is_not_followed()
-    tests = ("pytest", "--testmon", "-p", "check", "-n", str(asked.workers), "--dist", "loadfile")
+    tests = ("pytest", "--testmon", "-p", "check")
+    beside = ("-n", str(asked.workers), "--dist", "loadfile")
     environment = {
-        **os.environ,
+        # Its workers are its own, whoever runs it.
+        **{k: value for k, value in os.environ.items() if not k.startswith("PYTEST_XDIST")},
         DEADLINE: str(time.time() + asked.seconds),
         # An empty part would be the folder of each process.
         "PYTHONPATH": os.pathsep.join(filter(None, [str(TOOLS), os.environ.get("PYTHONPATH")])),
     }
     words = [sys.executable, "-m", *tests]
-    code = subprocess.run(words, cwd=ROOT, env=environment, check=False).returncode
+    if not DATA.exists():
+        print("No test has been followed yet; make check SECONDS=3600 follows all of them once.")
+        # Workers that make the database at once may each take it for the other's.
+        subprocess.run(
+            [*words, "--collect-only"],
+            cwd=ROOT,
+            env=environment,
+            check=False,
+            stdout=subprocess.DEVNULL,
+        )
+    code = subprocess.run([*words, *beside], cwd=ROOT, env=environment, check=False).returncode
     return 0 if code == NOTHING_TO_RUN else code
 
 

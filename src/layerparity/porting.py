@@ -1,7 +1,8 @@
 """What the author of a port imports: what to derive from, what it is given, what it returns.
 
-`Port` runs in the command's own process, `RanksPort` drives one `RankSide` a rank in processes of
-their own. These names stay where they are; the modules behind them may move. See docs/ports.md.
+`Port` runs in the command's own process, and so does `HfPort`, transformers' modules, to derive
+from; `RanksPort` drives one `RankSide` a rank in processes of their own. These names stay where
+they are; the modules behind them may move. See docs/ports.md.
 """
 
 from layerparity.anatomy.family import Family, Tap
@@ -13,6 +14,7 @@ from layerparity.making.read_back import RunReader, recorded
 from layerparity.model.prints import print_of
 from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
 from layerparity.ports.base import Assets, Call, Observed, Port
+from layerparity.ports.known.hf import HfPort
 from layerparity.ports.nxdi.port_modules import held_through, prints_through, watched
 from layerparity.ports.ranks.port import RanksPort
 from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
@@ -25,6 +27,7 @@ __all__ = [
     "Call",
     "Family",
     "Held",
+    "HfPort",
     "Kind",
     "Observed",
     "PartKind",
