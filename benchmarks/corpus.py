@@ -9,22 +9,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from pathlib import Path
 
-from hydra import initialize_config_dir
 from judging.corpus import Corpus
+from judging.place import opened
 from judging.runs import CorpusRunner
 from judging.shares import corpus_summary, measured
 
 from layerparity.ground import console, progress
 from layerparity.ground.files import write_text
-from layerparity.ground.resources import shipped
-from layerparity.making.steps import composed
-from layerparity.ports.opening import open_backend
-from layerparity.settings import config, search_path
-from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
 
 
 def main() -> int:
@@ -35,16 +28,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="that torch computes with")
     parser.add_argument("--to", type=Path, help="file for how often each rule was right")
     options = parser.parse_args()
-    config.register()
-    search_path.register()
-    conf = initialize_config_dir(str(shipped("conf").absolute()), version_base="1.3")
-    with conf, tempfile.TemporaryDirectory() as temporary:
-        folder, keys = Path(temporary), {"threads": options.threads}
-        asked = composed({"backend": "gpu", "device_map": "cpu", **keys})
-        # The backend comes first: it decides what may be imported, and by whom.
-        open_backend.build(asked).open()
-        store = open_store(TrackingConfig(folder=str(folder / "empty")))
-        runner = CorpusRunner(folder, store, asked.tolerance, keys, options.seed)
+    with opened(options.threads) as at:
+        runner = CorpusRunner(at.folder, at.store, at.tolerance, at.keys, options.seed)
         results = []
         with progress.shown("faulty runs", options.cases) as bar:
             for case in Corpus(options.seed).cases(options.cases):

@@ -7,32 +7,25 @@ swapped, off by one, one head, channel or expert scaled, slips of 30 % down to 0
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from hydra import initialize_config_dir
 from judging.mutations.base import Mutation
 from judging.mutations.draw import mutations
+from judging.place import opened
 from judging.port import FaultyPort
 
 from layerparity.ground import console, progress
-from layerparity.ground.resources import shipped
 from layerparity.making.steps import composed
 from layerparity.model.architecture import read_config
 from layerparity.model.resolve import open_checkpoint
 from layerparity.model.skeleton import Skeleton
 from layerparity.ports.base import Assets, Port
-from layerparity.ports.opening import open_backend
 from layerparity.selftest.cells import GridCell, Setting
 from layerparity.selftest.grid import make_settings
 from layerparity.selftest.table import mutation_table
 from layerparity.selftest.trials import CellRunner
-from layerparity.settings import config, search_path
-from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
 
 
 def main() -> None:
@@ -44,18 +37,10 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", help="that the runs compute in")
     parser.add_argument("--threads", type=int, default=1, help="that torch computes with")
     options = parser.parse_args()
-    config.register()
-    search_path.register()
-    conf = initialize_config_dir(str(shipped("conf").absolute()), version_base="1.3")
-    with conf, tempfile.TemporaryDirectory() as temporary:
-        folder, keys = Path(temporary), {"threads": options.threads}
-        asked = composed({"backend": "gpu", "device_map": "cpu", **keys})
-        # The backend comes first: it decides what may be imported, and by whom.
-        open_backend.build(asked).open()
-        store = open_store(TrackingConfig(folder=str(folder / "empty")))
-        runner = CellRunner(folder, store, asked.tolerance, keys)
+    with opened(options.threads) as at:
+        runner = CellRunner(at.folder, at.store, at.tolerance, at.keys)
         wanted = SimpleNamespace(models=[options.model], dtypes=[options.dtype], chains=False)
-        settings, layers = make_settings(wanted, folder)
+        settings, layers = make_settings(wanted, at.folder)
         setting = next(each for each in settings if "padded" in each.inputs)
         found = drawn(setting, options.seed, options.count)
         results = []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layerparity.ground import console
-from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.errors import Exit, UserError, nearest
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
 
 _STATUSES = ("FINISHED", "FAILED", "KILLED", "RUNNING")
+_SHOWN = 8
 
 
 # The keys that it reads, beside its own and those of tracking.
@@ -37,7 +39,6 @@ def run(config: Config) -> Exit:
     """Print a table of the runs that every given key fits, newest first."""
     from layerparity.settings.tracking import EMBEDDED, SERVER, read_config
     from layerparity.tracking.database import FILE_NAME
-    from layerparity.tracking.mistyped import hints
     from layerparity.tracking.store import open_store
     from layerparity.tracking.stored_runs import equals, tag_is
 
@@ -59,7 +60,7 @@ def run(config: Config) -> Exit:
         fits = " fits" if clauses or job.filter else ""
         key = "tracking.uri=" if store.config.name == SERVER else "tracking.folder="
         console.say(f"No run in {store.config.place}{fits}; {key} names another store.")
-        for line in hints(store.every(), tags) if clauses else ():
+        for line in _hints(store.every(), tags) if clauses else ():
             console.say(line)
         return Exit.OK
     columns = ("id", "kind", "name", "model", "scope", "dtype", "device", "ended", "began", "size")
@@ -87,3 +88,22 @@ def _row(run: StoredRun, size: int | None) -> tuple[str, ...]:
     room = "" if size is None else console.bytes_text(size)
     name = f"  {run.name}" if run.parent else run.name
     return run.id[:8], run.kind, name, *told.values(), ended, began, room
+
+
+def _hints(runs: Iterable[StoredRun], told: Mapping[str, str | None]) -> list[str]:
+    """Return a sentence for each tag that is ``told``, by its name, and that no run has."""
+    from layerparity.record.verdict import Outcome
+
+    # What a comparison can end with, whether or not one here did.
+    verdicts = (Outcome.PASS.value, Outcome.FAIL.value, Outcome.INCONCLUSIVE.value)
+    every, said = list(runs), []
+    for name, value in told.items():
+        # A sweep is found by the kind of its parts, too.
+        tags = (name, "holds") if name == "kind" else (name,)
+        there = sorted({each.tags[tag] for each in every for tag in tags if each.tags.get(tag)})
+        if value is None or value in there:
+            continue
+        near = nearest(value, [*there, *(verdicts if name == "verdict" else ())])
+        listed = f" There is: {', '.join(there[:_SHOWN])}." if there and not near else ""
+        said.append(f"No run has job.{name}={value}.{near}{listed}")
+    return said
