@@ -11,19 +11,26 @@ start, and wherever a command names places of its own.
 from __future__ import annotations
 
 import copy
+import os
 from abc import ABCMeta
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
 from hydra._internal import config_loader_impl, defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.default_element import ResultDefault
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from omegaconf import DictConfig, ListConfig, ValueNode
 from omegaconf.base import ContainerMetadata, Metadata, Node
+
+# Hydra makes the classes of its plugins anew when it looks for them.
+Plugins.instance()
+from hydra._internal.core_plugins.file_config_source import FileConfigSource  # noqa: E402
 
 # Who adds the places that every command of ours searches.
 PROVIDERS = {"hydra", "main", "layerparity", "schema"}
@@ -39,6 +46,8 @@ ORDINARY = (
 
 
 _LISTED, _COMPOSED, _LOADED, _PARSED = ORDINARY
+# Their values are of kinds that nobody can change, or that no copy of theirs copies.
+_VALUES = ValueNode.__subclasses__()
 _MODE, _CHOSEN = Hydra.get_mode, defaults_list._create_interpolation_map
 # What was composed, read and parsed.
 _kept: dict[Hashable, Any] = {}
@@ -50,9 +59,11 @@ def remember() -> None:
     """Have Hydra remember, in this process, what it composed, read and parsed."""
     # Hydra copies its sources for each command, and with them every schema that is stored.
     ConfigStore.__deepcopy__ = lambda store, memo: store
-    # Most of a copy is these, of which only the flags are ever changed in place.
+    # A command copies some thousand nodes, each of which says which of its parts can be changed.
     for each in (Metadata, ContainerMetadata):
         each.__deepcopy__ = _copied
+    for each in (DictConfig, ListConfig, *_VALUES):
+        each.__deepcopy__ = _copied_node
     _ask_for_no_virtual_nodes(Node)
     Hydra.get_mode = _get_mode
     defaults_list._create_interpolation_map = _chosen
@@ -142,23 +153,55 @@ def _places(repo: Any) -> Hashable:
 
 def _state(source: Any) -> Iterator[Hashable]:
     if source.scheme() in ("file", "experiments"):
-        for path in sorted(Path(source.path).rglob("*.yaml")):
-            yield _state_of(path)
+        yield from sorted(_below(source.path))
     elif source.scheme() == "structured":
         yield from _nodes(ConfigStore.instance().repo)
 
 
-def _state_of(file: Path) -> tuple[Hashable, ...]:
+def _below(folder: str) -> Iterator[tuple[Hashable, ...]]:
+    """Yield the state of each YAML file below a folder."""
+    with os.scandir(folder) as entries:
+        for each in entries:
+            if each.name.endswith(".yaml"):
+                yield _state_of(each)
+            elif each.is_dir():
+                yield from _below(each.path)
+
+
+def _state_of(file: Path | os.DirEntry[str]) -> tuple[Hashable, ...]:
     found = file.stat()
-    return str(file), found.st_mtime_ns, found.st_size
+    return os.fspath(file), found.st_mtime_ns, found.st_size
 
 
 def _copied(metadata: Any, memo: dict[int, Any]) -> Any:
     made = object.__new__(type(metadata))
     made.__dict__.update(metadata.__dict__)
-    made.flags = copy.copy(metadata.flags)
-    made.resolver_cache = copy.deepcopy(metadata.resolver_cache)
+    if metadata.flags:
+        made.flags = dict(metadata.flags)
+    if metadata.resolver_cache:
+        made.resolver_cache = copy.deepcopy(metadata.resolver_cache)
+    else:
+        made.resolver_cache = defaultdict(dict)
     return made
+
+
+def _copied_node(node: Any, memo: dict[int, Any]) -> Any:
+    """Return a node of the same value, parent and type, as the nodes' own copies are."""
+    made = object.__new__(type(node))
+    own = made.__dict__
+    own.update(node.__dict__, _flags_cache=None, _metadata=_copied(node._metadata, memo))
+    content = own.get("_content")
+    if isinstance(content, dict):
+        own["_content"] = {name: _child(each, made, memo) for name, each in content.items()}
+    elif isinstance(content, list):
+        own["_content"] = [_child(each, made, memo) for each in content]
+    return made
+
+
+def _child(node: Any, parent: Any, memo: dict[int, Any]) -> Any:
+    copied = type(node).__deepcopy__(node, memo)
+    copied.__dict__["_parent"] = parent
+    return copied
 
 
 def _nodes(tree: dict[str, Any]) -> Iterator[Hashable]:
