@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT, Ended
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from layerparity.cli import command
 
 
 @pytest.fixture
@@ -120,6 +123,28 @@ def test_what_cannot_be_meant_costs_one_line(
     ended = cli(*words)
     assert (ended.exit, len(ended.err.splitlines())) == (2, 1)
     assert says in ended.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("golden=54579e35", "54579e35"),
+        ("candidate=00123456", "00123456"),
+        ("+run=12_34", "12_34"),
+        ('golden="54579e35"', "54579e35"),
+        ("golden=null", None),
+        ("-m candidate=54579e35,1e5,ab12", ["54579e35", "1e5", "ab12"]),
+        ("layer=12", 12),
+        ("tolerance.error_ratio=1e1", 10.0),
+    ],
+)
+def test_a_number_is_text_where_a_key_takes_text(typed: str, read: object) -> None:
+    """A run's id may look like one, and tables show ids without quotes."""
+    *_, word = command.with_texts(typed.split())
+    override = OverridesParser.create().parse_override(word)
+    swept = override.is_sweep_override()
+    found = list(override.sweep_string_iterator()) if swept else override.value()
+    assert [str(each).strip('"') for each in found] == read if swept else found == read
 
 
 def test_a_debugger_changes_no_message(cli: Callable[..., Ended]) -> None:

@@ -109,6 +109,7 @@ def _hydra(arguments: list[str]) -> int:
         shown = {"-c", "--cfg", "-i", "--info"} & {word.partition("=")[0] for word in sys.argv}
         with console.quiet() if shown else nullcontext():
             sys.argv += mlflow_variables.words_for(sys.argv[1:])
+    sys.argv[1:] = command.with_texts(sys.argv[1:])
     sys.argv += command.implied(sys.argv[1:])
     parsed = command.check(sys.argv[1:])
     # With this, Hydra hands us its exceptions instead of printing its own story and exiting.

@@ -11,10 +11,10 @@ _KEY = re.compile(r"^[+~]{0,2}([\w./@]+)=(.*)$", re.DOTALL)
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _WORD = re.compile(r"[\w./:@+-]+", re.ASCII)
 # Words that Hydra would not read as text.
-_NO_TEXT = re.compile(
-    r"[+-]?(?:\d[\d_]*|(?:\d[\d_]*)?\.?[\d_]*(?:e[+-]?\d[\d_]*)?|inf|nan)|null|true|false",
-    re.IGNORECASE,
-)
+_NUMBER = r"[+-]?(?:\d[\d_]*|(?:\d[\d_]*)?\.?[\d_]*(?:e[+-]?\d[\d_]*)?|inf|nan)"
+_NO_TEXT = re.compile(rf"{_NUMBER}|null|true|false", re.IGNORECASE)
+# Each value of a list, or the only one, that begins with a digit and is a number.
+_DIGITS = re.compile(rf"(?<=[=,\[])(?=\d){_NUMBER}(?=[,\]]|$)", re.IGNORECASE)
 
 
 def quoted(argument: str) -> str:
@@ -24,6 +24,14 @@ def quoted(argument: str) -> str:
         return shlex.quote(argument)
     key = argument[: len(argument) - len(match[2]) - 1]
     return shlex.quote(f"{key}={_text(match[2])}")
+
+
+def numbers_as_text(argument: str) -> str:
+    """Return ``key=value``, or a list of values, so that a bare number in it stays that text.
+
+    A run's id may begin with 54579e35, of which Hydra makes 5.4579e+39.
+    """
+    return _DIGITS.sub(lambda number: f'"{number[0]}"', argument)
 
 
 def typed(key: str, value: object) -> str:
