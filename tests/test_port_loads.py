@@ -169,6 +169,20 @@ def test_each_change_is_named(here: Path, monkeypatch: pytest.MonkeyPatch, what:
     assert len(differs) == 1, differs
 
 
+def test_in_a_folder_that_is_gone_modules_are_imported_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port_loads.watch("leaning_port.Port")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "leaning_lost.py").write_text("HERE = True")
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    port_loads._whose.cache_clear()
+    assert importlib.import_module("leaning_lost").HERE
+
+
 def test_an_installed_package_that_was_looked_at_is_so_again_as_a_port(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

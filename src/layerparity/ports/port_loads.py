@@ -104,7 +104,7 @@ def now() -> PortLoads | None:
         # torch writes a module into a temporary folder that each process has of its own.
         if _whose(file) == "port" and not _OF_PROCESS.match(file):
             _noted.loaded.modules[name] = file
-            place = os.path.abspath(file)  # noqa: PTH100
+            place = _absolute(file)
             # What was noted when it was opened is what was read, whatever is there by now.
             if place not in _noted.loaded.files:
                 _noted.loaded.files[place] = _mark(place)
@@ -143,13 +143,21 @@ def changed(loaded: PortLoads) -> Iterator[str]:
 
 
 def _is_same(there: str, file: str) -> bool:
-    return os.path.abspath(there) == os.path.abspath(file)  # noqa: PTH100
+    return _absolute(there) == _absolute(file)
+
+
+def _absolute(path: str) -> str:
+    # Where the folder that the process stands in was removed, nothing else is known.
+    try:
+        return os.path.abspath(path)  # noqa: PTH100
+    except FileNotFoundError:
+        return path
 
 
 @cache
 def _whose(file: str) -> str:
     """Return whose code a file holds: ``ours``, a ``library``, or a ``port``."""
-    path = os.path.abspath(file)  # noqa: PTH100
+    path = _absolute(file)
     if path.startswith(_PACKAGE):
         return "ours"
     for home in _INSTALLED:
@@ -202,7 +210,7 @@ def _heard(event: str, arguments: tuple[Any, ...]) -> None:
     if not isinstance(named, str | bytes | os.PathLike):
         return
     path = _source(os.fsdecode(named))
-    place = os.path.abspath(path)  # noqa: PTH100
+    place = _absolute(path)
     access = arguments[2] & os.O_ACCMODE if event == "open" else os.O_RDONLY
     # What is mapped for reading and writing, as numpy.memmap does unasked, is read first.
     anew = access == os.O_RDWR and not os.path.exists(place)  # noqa: PTH110

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from blake3 import blake3
@@ -68,6 +69,7 @@ def mlflow_version() -> str:
     return str(mlflow.__version__)
 
 
+@cache
 def schema_of_mlflow() -> str:
     """Return the version of the installed MLflow and the newest revision of its schema."""
     from alembic.script import ScriptDirectory
