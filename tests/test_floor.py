@@ -5,41 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from layerparity.numbers.chance import by_chance
 from layerparity.numbers.floor import (
-    GOLDEN,
     OFF,
-    Floor,
     group_floor,
     measure_floor,
     measure_floors,
 )
 from layerparity.numbers.token_sums import HEAD, WHOLE, TokenLayout
-
-
-def floor(**errors: list[float]) -> Floor:
-    """Return the floor of ways by their squared errors of each element."""
-    elements = torch.tensor(list(errors.values()), dtype=torch.float64)
-    return Floor(tuple(errors), elements.sum(1, keepdim=True), elements)
-
-
-@pytest.mark.parametrize(
-    ("errors", "share"),
-    [
-        # A golden that was off by more than the clean ways made the floor as wide as that.
-        ({GOLDEN: [64.0, 36.0], "double": [1.0, 0.0], "blocked": [2.0, 2.0]}, 5.0),
-        ({"double": [3.0, 1.0], GOLDEN: [1.0, 0.0]}, 0.5),
-        ({GOLDEN: [0.0, 0.0], "double": [1.0, 1.0]}, 0.0),
-        # Beside nothing, or absent, it is off by no share.
-        ({GOLDEN: [9.0, 0.0]}, 0.0),
-        ({"double": [9.0, 0.0], "blocked": [1.0, 0.0]}, 0.0),
-    ],
-)
-def test_the_goldens_own_error_is_held_against_the_largest_of_the_others(
-    errors: dict[str, list[float]], share: float
-) -> None:
-    found = floor(**errors).with_golden_shares()
-    assert found.golden_share == pytest.approx(share / by_chance(1, 2) ** 0.5, rel=1e-3)
 
 
 def test_a_golden_is_off_by_more_than_clean_ways_and_than_a_rounding() -> None:

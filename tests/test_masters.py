@@ -2,8 +2,7 @@
 
 A difference that is wanted stands in masters/exceptions.json: by case, then by field or site, or a
 shell pattern of sites, what is concluded ``now``, and the ``reason``. What a dictionary there does
-not name is as it was; an empty one is empty. Under "every case" stand the metrics whose definition
-is another one now.
+not name is as it was; an empty one is empty.
 """
 
 from __future__ import annotations
@@ -25,11 +24,6 @@ CASES = sorted(path.stem for path in (MASTERS / "expected").glob("*.json"))
 GIVEN = ("golden", "candidate", "tolerance")
 # Words for the reader.
 WORDS = ("reason", "notes")
-# The worst token was numbered among those judged. It is named by its place in its prompt now, at
-# every site of a batch: tests/test_routing.py holds that, and the masters hold its error alone.
-WORST = "error_ratio_position"
-RENUMBERED = (f"{WORST}_index", f"{WORST}_sequence")
-EVERY = "every case"
 RELATIVE, ABSOLUTE = 1e-5, 1e-12
 
 
@@ -51,15 +45,7 @@ def flat(concluded: dict[str, Any]) -> dict[str, Any]:
     fields = {k: v for k, v in concluded.items() if k != "rows"}
     if "causes" in fields:
         fields["causes"] = [name for name, _ in fields["causes"]]
-    rows = {site: without_number(row) for site, row in concluded["rows"].items()}
-    return {**fields, **rows}
-
-
-def without_number(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row that does not say which token is its worst."""
-    metrics = {name: each for name, each in row["metrics"].items() if name not in RENUMBERED}
-    broken = [[*each[:3], None] if each[0] == WORST else each for each in row["broken"]]
-    return {**row, "metrics": metrics, "broken": broken}
+    return {**fields, **concluded["rows"]}
 
 
 def apart(place: str, due: Any, found: Any) -> Iterator[str]:
@@ -127,7 +113,6 @@ def test_a_stored_comparison_ends_as_before_and_contradicts_nothing(
     monkeypatch.chdir(MASTERS)
     case = read(MASTERS / "expected" / f"{name}.json")
     golden, candidate, tolerance = (case.pop(key) for key in GIVEN)
-    redefined = exceptions[EVERY]["metrics"]
     sides = [[RUNS / each for each in side] for side in (golden, candidate)]
     if golden:
         verdict = verdict_of(*sides, tolerance)
@@ -135,9 +120,6 @@ def test_a_stored_comparison_ends_as_before_and_contradicts_nothing(
         assert list(contradictions(Story(verdict))) == []
     else:
         found = conclude(*sides, tolerance)
-    for row in (*case["rows"].values(), *found["rows"].values()):
-        row["metrics"] = {k: v for k, v in row["metrics"].items() if k not in redefined}
-        row["broken"] = [each for each in row["broken"] if each[0] not in redefined]
     told = differences(flat(case), flat(found), exceptions.get(name, {}))
     assert told == [], "\n".join(told[:20])
 
@@ -146,7 +128,6 @@ def test_every_case_is_there_and_every_exception_has_one(exceptions: dict[str, A
     from masters.cases import CASES as LISTED
 
     assert sorted(LISTED) == CASES
-    assert exceptions.keys() <= {EVERY, *CASES}
-    by_case = (case for name, case in exceptions.items() if name != EVERY)
-    listed = [each for case in by_case for each in case.values()]
+    assert exceptions.keys() <= set(CASES)
+    listed = [each for case in exceptions.values() for each in case.values()]
     assert all(each.keys() == {"now", "reason"} for each in listed)

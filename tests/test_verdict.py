@@ -28,7 +28,7 @@ from layerparity.record.findings import (
 )
 from layerparity.record.guilt import Cause, Guilt, Phases
 from layerparity.record.reason import REASON_VALUES, Reason, ReasonKind
-from layerparity.record.verdict import VERSION, Breach, Outcome, Row, Verdict
+from layerparity.record.verdict import COMPARE_AGAIN, VERSION, Breach, Outcome, Row, Verdict
 from layerparity.record.weights import FATE_NUMBERS, Fate, WeightFinding
 from layerparity.report.answer import answer_of, reasons_of
 from layerparity.report.cautions import warning_lines
@@ -114,11 +114,14 @@ def test_a_damaged_verdict_is_one_line_with_a_cure(text: str) -> None:
     assert "\n" not in said
 
 
-def test_a_verdict_of_another_version_says_so() -> None:
-    with pytest.raises(
-        UserError, match=f"version 99; this one reads up to {VERSION}\\): update layerparity"
-    ):
-        Verdict.from_json(_with(GOOD, version=99))
+@pytest.mark.parametrize(
+    ("version", "whose", "cure"),
+    [(VERSION + 1, "a newer", "update layerparity."), (VERSION - 1, "an older", COMPARE_AGAIN)],
+)
+def test_a_verdict_of_another_version_says_so(version: int, whose: str, cure: str) -> None:
+    said = f"by {whose} layerparity (version {version}; this one reads {VERSION}): {cure}"
+    with pytest.raises(UserError, match=re.escape(said)):
+        Verdict.from_json(_with(GOOD, version=version))
 
 
 def test_every_site_is_counted_once() -> None:

@@ -72,9 +72,9 @@ def _fault(name: str, layer: int) -> Words:
     return ("port=fault", f"port.name={name}", f"port.layers=[{layer}]")
 
 
-def _mutation(index: int, layer: int) -> Words:
+def _mutation(which: str, layer: int) -> Words:
     port = "port._target_=judging.port.MutationPort"
-    return (port, f"+port.index={index}", f"+port.layers=[{layer}]")
+    return (port, f"+port.which='{which}'", f"+port.layers=[{layer}]")
 
 
 _FAULTS = (
@@ -92,18 +92,23 @@ _FAULTS = (
     "router_softmax",
     "router_topk_not_normalised",
 )
-# Mistakes that no rule of a known fault was written for, by their place in the draw of seed 0.
+# Mistakes that no rule of a known fault was written for, by their ids; a star is what is drawn.
+_ROW_SLIPS = "slip-self_attn.q_proj-0.3%-too-large-in-row-*"
 _DRAWN = {
-    "gate_weights_scaled": 7,
-    "norm_in_fp8": 14,
-    "one_channel_halved": 23,
-    "one_head_scaled": 29,
-    "one_expert_scaled": 53,
-    "one_row_slips": 54,
-    "mask_one_ahead": 64,
-    "mask_forgets_first": 82,
-    "rotary_base_wrong": 91,
+    "gate_weights_scaled": "constant-mlp.gate-weights-times-1.01",
+    "norm_in_fp8": "precision-input_layernorm-rounds-its-output-to-float8_e5m2",
+    "one_channel_halved": "scale-self_attn.q_norm-channel-*-times-0.5",
+    "one_head_scaled": "scale-self_attn.k_proj-head-*-times-0.97",
+    "one_expert_scaled": "scale-mlp.experts.down-expert-*-times-0.9",
+    "one_row_slips": _ROW_SLIPS,
+    "mask_one_ahead": "shift-self_attn-mask-sees-one-token-ahead",
+    "mask_forgets_first": "shift-self_attn-mask-forgets-the-first-token",
+    "rotary_base_wrong": "constant-self_attn-rotary-base-times-100",
 }
+_LEAST_SLIP = "slip-self_attn.k_proj-0.1%-too-large-in-row-*"
+_NORM_IN_FP8 = "precision-{}_feedforward_layernorm-rounds-its-output-to-float8_e5m2"
+# Positions of decode steps alone: a prompt of `spoken` has eight tokens.
+_LATE_POSITIONS = "shift-self_attn-positions-from-9-on-by-+1"
 _FULL_SPOKEN: Words = (_BF16, _ALL, "generate.max_new_tokens=3")
 _CHAINED: Words = ("feed=chained",)
 
@@ -113,8 +118,8 @@ CANDIDATES: dict[str, tuple[str, Words]] = {
     "bf16-eager": ("bf16", (_BF16, _ALL, *_single(1), "attn_implementation=eager")),
     **{f"bf16-{name}": ("bf16", (_BF16, _ALL, *_single(1), *_fault(name, 1))) for name in _FAULTS},
     **{
-        f"bf16-{name}": ("bf16", (_BF16, _ALL, *_single(1), *_mutation(index, 1)))
-        for name, index in _DRAWN.items()
+        f"bf16-{name}": ("bf16", (_BF16, _ALL, *_single(1), *_mutation(which, 1)))
+        for name, which in _DRAWN.items()
     },
     **{
         f"bf16-sweep-{layer}": ("bf16", (_BF16, *_single(layer), *_clean("shuffled")))
@@ -127,8 +132,8 @@ CANDIDATES: dict[str, tuple[str, Words]] = {
     "fp32-in_bf16": ("fp32", (_BF16, _ALL, *_single(1))),
     "fp32-router_softmax": ("fp32", (_ALL, *_single(1), *_fault("router_softmax", 1))),
     "fp32-qk_norm_per_head": ("fp32", (_ALL, *_single(1), *_fault("qk_norm_per_head", 1))),
-    "fp32-one_row_slips": ("fp32", (_ALL, *_single(1), *_mutation(54, 1))),
-    "fp32-least_slip": ("fp32", (_ALL, *_single(1), *_mutation(108, 1))),
+    "fp32-one_row_slips": ("fp32", (_ALL, *_single(1), *_mutation(_ROW_SLIPS, 1))),
+    "fp32-least_slip": ("fp32", (_ALL, *_single(1), *_mutation(_LEAST_SLIP, 1))),
     "chain-right": ("chain", (*_CHAINED, *_clean("shuffled"))),
     "chain-replayed": (
         "chain",
@@ -149,7 +154,10 @@ CANDIDATES: dict[str, tuple[str, Words]] = {
         "spoken",
         (_BF16, "generate.max_new_tokens=3", *_fault("bias_frozen_in_graph", 4)),
     ),
-    "spoken-positions_from_9": ("spoken", (*_FULL_SPOKEN, *_mutation(118, 1))),
+    "spoken-positions_from_9": (
+        "spoken",
+        (*_FULL_SPOKEN, *_mutation(_LATE_POSITIONS, 1)),
+    ),
     "spoken-chained": (
         "spoken",
         (_BF16, "generate.max_new_tokens=2", *_CHAINED, *_clean("shuffled")),
@@ -181,8 +189,14 @@ CANDIDATES: dict[str, tuple[str, Words]] = {
     ),
     "gemma2-right": ("gemma2", (_BF16, _ALL, *_single(0))),
     "gemma2-gate_up_swapped": ("gemma2", (_BF16, _ALL, *_single(0), *_fault("gate_up_swapped", 0))),
-    "gemma2-norm_before_mlp_in_fp8": ("gemma2", (_BF16, _ALL, *_single(0), *_mutation(371, 0))),
-    "gemma2-norm_after_mlp_in_fp8": ("gemma2", (_BF16, _ALL, *_single(0), *_mutation(206, 0))),
+    "gemma2-norm_before_mlp_in_fp8": (
+        "gemma2",
+        (_BF16, _ALL, *_single(0), *_mutation(_NORM_IN_FP8.format("pre"), 0)),
+    ),
+    "gemma2-norm_after_mlp_in_fp8": (
+        "gemma2",
+        (_BF16, _ALL, *_single(0), *_mutation(_NORM_IN_FP8.format("post"), 0)),
+    ),
     "cohere-right": ("cohere", (_BF16, _ALL, *_single(0), *_clean("shuffled"))),
     "cohere-gate_up_swapped": ("cohere", (_BF16, _ALL, *_single(0), *_fault("gate_up_swapped", 0))),
 }

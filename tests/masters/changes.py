@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.decode import decode
-from layerparity.ground.files import tensor_digest
+from layerparity.ground.files import tensor_digest, text_digest
 
 MANIFEST, PRINTS = "manifest.json", "effective_weights.json"
 _BLOCK = "layers.1"
@@ -54,12 +54,12 @@ def with_another_weight(folder: Path) -> None:
     prints = _read(folder / PRINTS)
     for stage, held in _read(folder.parent / "bf16-one_row_slips" / PRINTS).items():
         prints[stage] |= {name: each for name, each in held.items() if each["expected"]}
-    write_json(folder / PRINTS, prints)
+    _write_prints(folder, prints)
 
 
 def without_prints(folder: Path) -> None:
     """Let a run say nothing of its weights."""
-    write_json(folder / PRINTS, {stage: {} for stage in _read(folder / PRINTS)})
+    _write_prints(folder, {stage: {} for stage in _read(folder / PRINTS)})
 
 
 def dumped_as_npy(folder: Path) -> None:
@@ -81,7 +81,7 @@ def dumped_as_safetensors(folder: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON without the spaces."""
-    path.write_text(json.dumps(value, separators=(",", ":")) + "\n", encoding="utf-8")
+    path.write_text(_text(value), encoding="utf-8")
 
 
 def changed(source: Path, target: Path, change: str) -> None:
@@ -94,8 +94,19 @@ def _read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+def _text(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":")) + "\n"
+
+
+def _write_prints(folder: Path, prints: Any) -> None:
+    """Write a run's prints, and the hash that the manifest lists."""
+    write_json(folder / PRINTS, prints)
+    made = _read(folder / MANIFEST)
+    made["files"][PRINTS] = text_digest(_text(prints))
+    write_json(folder / MANIFEST, made)
+
+
 def _of(record: dict[str, Any]) -> str:
-    """Return the site of a record, which older manifests hold by its parts."""
     return str(decode(Site, record["site"]))
 
 

@@ -7,6 +7,7 @@ only for a change of the verdict that is wanted, or list it in exceptions.json.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -16,6 +17,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 HERE = Path(__file__).resolve().parent
 RUNS, MODELS, EXPECTED = (HERE / name for name in ("runs", "models", "expected"))
@@ -30,7 +33,7 @@ def main(words: Sequence[str]) -> None:
     """Make what the words name, or everything."""
     what, names = (words[0], set(words[1:])) if words else ("", set())
     if what in ("", "runs"):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             Maker(Path(folder)).make(names)
     if what in ("", "expected"):
         write_expected(names)
@@ -74,7 +77,7 @@ class Maker:
 
         fed = (f"golden={golden}", "inputs=golden", "kind=candidate")
         folder = self._run(name, *self._model(GOLDENS[golden].model), *fed, *words)
-        keep(folder, RUNS / name)
+        keep(folder, RUNS / name, GOLDENS[golden].model)
 
     def _copy(self, name: str, source: str, change: str) -> None:
         from masters.changes import changed
@@ -102,7 +105,6 @@ class Maker:
         always = ("backend=gpu", "device_map=cpu", "threads=1", f"tracking.folder={store}")
         sys.argv = ["run.py", *always, f"name={name}", *words]
         GlobalHydra.instance().clear()
-        os.chdir(self.folder)
         ended = int(door())
         if ended:
             raise SystemExit(f"{name} ended with {ended}")
@@ -145,9 +147,11 @@ def rows_of(model: str, lengths: Iterable[int]) -> list[list[int]]:
     return [ids[start : start + length] for start, length in zip(starts, lengths, strict=False)]
 
 
-def keep(source: Path, target: Path, model: str = "") -> None:
+def keep(source: Path, target: Path, model: str) -> None:
     """Keep what a comparison reads of a run: no statistics, no profile, no path of this machine."""
     from masters.changes import write_json
+
+    from layerparity.ground.files import text_digest
 
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
@@ -160,11 +164,16 @@ def keep(source: Path, target: Path, model: str = "") -> None:
     made = json.loads((source / "manifest.json").read_text(encoding="utf-8"))
     for record in made["records"]:
         record["stats"] = {}
+    config = yaml.safe_load((source / "config.yaml").read_text(encoding="utf-8"))
+    del config["tracking"], config["inputs"]
+    text = yaml.safe_dump({**config, "model": _named(model)})
+    (target / "config.yaml").write_text(text, encoding="utf-8")
+    made["files"] = {
+        name: text_digest((target / name).read_text(encoding="utf-8"))
+        for name in made["files"]
+        if (target / name).exists()
+    }
     write_json(target / "manifest.json", made)
-    if model:
-        named = _named(model)
-        text = "".join(f"  {key}: {value}\n" for key, value in named.items())
-        (target / "config.yaml").write_text(f"model:\n{text}", encoding="utf-8")
 
 
 def _named(model: str) -> dict[str, str]:

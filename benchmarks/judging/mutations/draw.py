@@ -15,14 +15,21 @@ from layerparity.ground.errors import UserError
 
 KINDS = (slips, constants, precision, swaps, shifts, scales)
 
-__all__ = ["KINDS", "Mutation", "mutations"]
+__all__ = ["KINDS", "Mutation", "every_mutation", "mutations"]
 
 
 def mutations(seed: int, count: int, block: nn.Module) -> list[Mutation]:
-    """Return ``count`` distinct mutations of a block, which may be on the meta device.
+    """Return the first ``count`` of all that are drawn. Raises UserError where there are fewer."""
+    drawn = every_mutation(seed, block)
+    if len(drawn) < count:
+        raise UserError(f"There are {len(drawn)} mutations of such a block, not {count}.")
+    return drawn[:count]
 
-    Kinds take turns until theirs are used up, each in random order; a longer list begins like a
-    shorter one. Raises UserError where the block has fewer.
+
+def every_mutation(seed: int, block: nn.Module) -> list[Mutation]:
+    """Return the distinct mutations of a block, which may be on the meta device.
+
+    Kinds take turns until theirs are used up, each in random order.
     """
     draw = Random(seed)
     queues = []
@@ -31,8 +38,6 @@ def mutations(seed: int, count: int, block: nn.Module) -> list[Mutation]:
         draw.shuffle(unique)
         queues.append(unique)
     drawn: list[Mutation] = []
-    while any(queues) and len(drawn) < count:
+    while any(queues):
         drawn += [queue.pop() for queue in queues if queue]
-    if len(drawn) < count:
-        raise UserError(f"There are {len(drawn)} mutations of such a block, not {count}.")
-    return drawn[:count]
+    return drawn

@@ -143,10 +143,7 @@ class References:
     def _clean_slopes(
         self, stored: StoredReferences, entry: ReferenceEntry, dtype: str
     ) -> CleanSlopes:
-        """Return the slopes of clean ways at the sites of this kind: all blocks' are one sample.
-
-        A golden of a former version holds the largest alone.
-        """
+        """Return the slopes of clean ways at the sites of this kind: all blocks' are one sample."""
         # A decode step's slopes are of one token, and larger.
         kind = (entry.site.local, entry.site.phase, entry.feed)
         key = (stored.digest, *kind, dtype)
@@ -161,13 +158,11 @@ class References:
             ]
             sample = ChainedSample if entry.feed == CHAINED else SlopeSample
             samples = {name for each in alike for name in each.slopes}
-            largest = {name for each in alike for name in each.spread}
             self._slopes[key] = CleanSlopes(
                 {
                     name: sample.pooled(f.slopes[name] for f in alike if name in f.slopes)
                     for name in samples
-                },
-                {name: max(each.spread.get(name, 0.0) for each in alike) for name in largest},
+                }
             )
         return self._slopes[key]
 

@@ -81,12 +81,10 @@ class ChainedSample(SlopeSample):
 class CleanSlopes:
     """What slopes clean ways show at sites of a kind, by grouping.
 
-    ``samples`` are in units of a way's own error. Goldens of former versions hold in their place
-    ``largest`` ones, in units of the floor.
+    ``samples`` are in units of a way's own error.
     """
 
     samples: dict[str, SlopeSample] = field(default_factory=dict)
-    largest: dict[str, float] = field(default_factory=dict)
 
     def variance(
         self, grouping: str, noise: torch.Tensor, floor: torch.Tensor, squares: torch.Tensor
@@ -96,12 +94,12 @@ class CleanSlopes:
         ``noise`` is the squared error of the candidate that no slope explains, ``floor`` the
         squared floor, ``squares`` are those of the reference.
         """
-        if grouping in self.samples:
-            # A channel's error is of few independent numbers: a slope may explain all of it.
-            least = 1.0 if grouping == CHANNEL else _LEAST
-            noise = torch.maximum(noise, least * floor)
-            return self.samples[grouping].expected * noise / squares.clamp_min(_TINY)
-        return self.largest.get(grouping, 0.0) ** 2 * floor / squares.clamp_min(_TINY)
+        if grouping not in self.samples:
+            return torch.zeros_like(noise)
+        # A channel's error is of few independent numbers: a slope may explain all of it.
+        least = 1.0 if grouping == CHANNEL else _LEAST
+        noise = torch.maximum(noise, least * floor)
+        return self.samples[grouping].expected * noise / squares.clamp_min(_TINY)
 
 
 @cache

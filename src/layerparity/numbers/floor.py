@@ -26,8 +26,6 @@ LEAST = 0.1
 # A way is the golden where the largest one is so much further from it, in squares: a processor may
 # round what is left over of a vector otherwise, and which numbers these are, shapes say.
 _SAME = 1e-2
-# The name of the golden itself among the ways of former versions, where it was of their type.
-GOLDEN = "golden"
 # A golden that is so many times further from its reference than all clean ways, or than one
 # rounding moves a number, is off. Clean goldens came to 1.17 at most, of 1,104 sites.
 OFF = 2.0
@@ -55,9 +53,7 @@ class Floor:
     Of logits, ``ends`` are the largest `at_the_end.sizes` of a way against the golden, by name.
 
     The floors of several passes of one shape are one, with the passes in front of every shape;
-    its slopes are the sample of all of them, its factors the largest. Floors of former versions
-    have a ``spread`` in place of slopes, factors and weighed: the largest slope by grouping, in
-    units of the floor.
+    its slopes are the sample of all of them, its factors the largest.
     """
 
     ways: tuple[str, ...]
@@ -67,7 +63,6 @@ class Floor:
     real: torch.Tensor | None = None
     weighed: torch.Tensor | None = None
     factors: dict[str, float] = field(default_factory=dict)
-    spread: dict[str, float] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
     golden_shares: tuple[float, ...] = ()
     freedom: float | None = None
@@ -81,15 +76,6 @@ class Floor:
         """Return the floor of one of several passes; its slopes and factors are those of all."""
         own: dict[str, Any] = {name: each[index] for name, each in self.tensors().items()}
         return replace(self, golden_shares=self.golden_shares[index : index + 1], **own)
-
-    def with_golden_shares(self) -> Floor:
-        """Return a floor of a former version, the golden among its ways, with its shares."""
-        others = [index for index, way in enumerate(self.ways) if way != GOLDEN]
-        if len(others) in (0, len(self.ways)):
-            return self
-        errors = self.elements.sum(-1).transpose(0, -1)
-        clean = errors[others].amax(0) * by_chance(self.tokens.shape[-1], self.elements.shape[-1])
-        return replace(self, golden_shares=_shares(errors[self.ways.index(GOLDEN)], clean))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that it has, by name, in the shapes above."""

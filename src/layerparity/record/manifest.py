@@ -13,24 +13,15 @@ from typing import Any
 
 from layerparity.anatomy.blocks import BlockKind
 from layerparity.anatomy.mechanism import Mechanism
-from layerparity.anatomy.site import DECODE, Kind, Site
+from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import RUN_AGAIN, text_digest
 from layerparity.ground.parse import parse_json
 from layerparity.record.ranks import RankRecord
 
-# Of all files in a run's folder. 2 kept a number of its own in the references' index as well; until
-# 3 the numerics held the capture as text, and no file of text had its hash. Since `OWN_KEYS` the
-# rotated keys of a decode step are its own: they were those of the prompt's first token. Since 6
-# references hold samples of clean slopes. Since 7 a golden may have been fed a candidate's values.
-# Since 8 the references of decode steps that were evaluated together are stored together. Since 9 a
-# run of several ranks says which of them held what. Since 10 one that was imported keeps an odd
-# rank's replicas, too. Since 11 a golden is none of the ways of its floors.
+# Of all files in a run's folder: a folder of another schema is not read.
 SCHEMA = 12
-OLDEST = 2
-OWN_KEYS = 5
-_FIRST_KEYS = "an older version stored those of the prompt's first token: make the run again"
 # Manifests that a command may read again, as choosing two runs and comparing them do.
 _PARSED = 16
 PRINT_STATS = {"mean", "std", "min", "max", "l2"}
@@ -242,52 +233,21 @@ def parsed_manifest(path: Path, text: str) -> Manifest:
     Of one text it is made once, so nobody may change it.
     """
     raw = parse_json(text)
-    schema = raw.get("schema", OLDEST) if isinstance(raw, dict) else OLDEST
+    schema = raw.get("schema", 0) if isinstance(raw, dict) else SCHEMA
     if isinstance(schema, int) and schema > SCHEMA:
         raise UserError(
             f"{path} was written by a newer layerparity (schema {schema}; this one reads "
-            f"up to {SCHEMA}): update layerparity."
+            f"{SCHEMA}): update layerparity."
         )
-    if isinstance(schema, int) and schema < OLDEST:
-        raise UserError(f"{path} has schema {schema}, which is read no more: {RUN_AGAIN}.")
     if isinstance(schema, int) and schema < SCHEMA:
-        raw = with_capture(raw)
+        raise UserError(
+            f"{path} was written by an older layerparity (schema {schema}; this one reads "
+            f"{SCHEMA}): {RUN_AGAIN}."
+        )
     manifest: Manifest = decode(Manifest, raw)
-    if isinstance(schema, int) and schema < OWN_KEYS:
-        without_first_keys(manifest)
     if not manifest.stages:
         raise ValueError("it lists no stages")
-    manifest.schema = SCHEMA
     return manifest
-
-
-def with_capture(raw: Any) -> Any:
-    """Return a parsed manifest of schema 2 or 3 with its capture where it stands today.
-
-    It was text: ``NAME: PATTERN,PATTERN without PATTERN``, of a dump the name alone.
-    """
-    if not isinstance(raw, dict) or not isinstance(raw.get("numerics"), dict):
-        return raw
-    numerics = dict(raw["numerics"])
-    text = numerics.pop("capture", None)
-    if not isinstance(text, str):
-        return raw
-    name, _, patterns = text.partition(": ")
-    include, _, exclude = patterns.partition(" without ")
-    sets = {"include": include, "exclude": exclude}
-    return {
-        **raw,
-        "numerics": numerics,
-        "capture": {"name": name, **{k: v.split(",") if v else [] for k, v in sets.items()}},
-    }
-
-
-def without_first_keys(manifest: Manifest) -> None:
-    """Let a manifest from before `OWN_KEYS` hold no rotated keys of decode steps, and say why."""
-    keys = [each.site for each in manifest.records if each.site.end == "k_rotated"]
-    stale = [site for site in keys if site.phase == DECODE]
-    manifest.records = [record for record in manifest.records if record.site not in stale]
-    manifest.skipped |= dict.fromkeys(map(str, stale), _FIRST_KEYS)
 
 
 def scope_text(scope: Mapping[str, Any]) -> str:

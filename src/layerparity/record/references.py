@@ -19,7 +19,7 @@ from layerparity.ground.files import (
 )
 from layerparity.ground.parse import parse_json
 from layerparity.numbers.clean_slopes import SlopeSample
-from layerparity.numbers.floor import GOLDEN, OFF, Floor
+from layerparity.numbers.floor import OFF, Floor
 from layerparity.numbers.typical_floor import TypicalFloor
 from layerparity.record.folder import REFERENCE_INDEX, RunFolder, reference_file, refuse_altered
 
@@ -28,16 +28,11 @@ ISOLATED, CHAINED = "isolated", "chained"
 
 @dataclass(frozen=True)
 class StoredFloor:
-    """What the index says of a floor: the names of the clean ways, and what `Floor` has in numbers.
-
-    ``spread`` is what folders before schema 6 have in place of ``slopes`` and ``factors``. Before
-    schema 11 the golden is one of the ways, and has no shares; before 12 there is no ``freedom``.
-    """
+    """What the index says of a floor: the names of the clean ways, and the numbers of `Floor`."""
 
     ways: tuple[str, ...]
     slopes: dict[str, SlopeSample] = field(default_factory=dict)
     factors: dict[str, float] = field(default_factory=dict)
-    spread: dict[str, float] = field(default_factory=dict)
     ends: dict[str, float] = field(default_factory=dict)
     golden_shares: tuple[float, ...] = ()
     freedom: float | None = None
@@ -49,8 +44,7 @@ class ReferenceEntry:
 
     ``hashes`` are the hash of each tensor by its name in the file; ``floors`` are by floating type.
     ``steps`` are the decode steps that were evaluated as one pass, isolated, whose values are
-    stored together, named after the first; ``site`` is that of one of them. The prefill has none,
-    nor has a step in folders before schema 8.
+    stored together, named after the first; ``site`` is that of one of them. The prefill has none.
     """
 
     site: Site
@@ -79,10 +73,9 @@ class ReferenceEntry:
 
 @dataclass(frozen=True)
 class _Index:
-    """The index file. ``schema`` is what folders of schema 2 kept here as well."""
+    """The index file."""
 
     entries: list[ReferenceEntry]
-    schema: int = 0
 
 
 class ReferenceWriter:
@@ -114,7 +107,6 @@ class ReferenceWriter:
                     each.ways,
                     each.slopes,
                     each.factors,
-                    each.spread,
                     each.ends,
                     each.golden_shares,
                     each.freedom,
@@ -208,19 +200,17 @@ class StoredReferences:
             None,
             weighed,
             dict(stored.factors),
-            dict(stored.spread),
             dict(stored.ends),
             stored.golden_shares,
             stored.freedom,
-        ).with_golden_shares()
+        )
         return floor.of_pass(entry.row) if entry.steps else floor
 
     def golden_share(self, entry: ReferenceEntry, dtype: str) -> float:
         """Return how far the golden itself is off at a site; see `Floor`; 0 where none is known."""
         stored = entry.floors[dtype]
         if not stored.golden_shares:
-            floor = self.floor(entry, dtype) if GOLDEN in stored.ways else None
-            return floor.golden_shares[0] if floor is not None and floor.golden_shares else 0.0
+            return 0.0
         return stored.golden_shares[entry.row if entry.steps else 0]
 
     def steps(

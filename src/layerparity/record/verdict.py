@@ -27,10 +27,8 @@ from layerparity.record.reason import Reason
 from layerparity.record.side import Side
 from layerparity.record.weights import WeightFinding
 
-# Since 5 a cause may have further ones that are like it; since 6 a guilty place may have ranks;
-# since 7 a cause says of how many cases its share is.
+# A verdict of another version is not read.
 VERSION = 7
-OLDEST = 4
 FILE_NAME = "verdict.json"
 COMPARE_AGAIN = "compare the runs again"
 
@@ -231,12 +229,12 @@ class Verdict:
             if version > VERSION:
                 raise UserError(
                     f"{source} was written by a newer layerparity (version {version}; this one "
-                    f"reads up to {VERSION}): update layerparity."
+                    f"reads {VERSION}): update layerparity."
                 )
-            if version < OLDEST:
+            if version < VERSION:
                 raise UserError(
-                    f"{source} was written by an older layerparity (version {version}): compare "
-                    "the runs again."
+                    f"{source} was written by an older layerparity (version {version}; this one "
+                    f"reads {VERSION}): {COMPARE_AGAIN}."
                 )
             further = raw.get("further")
             for each in (raw.get("guilty"), *(further if isinstance(further, list) else ())):
