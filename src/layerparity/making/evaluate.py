@@ -12,7 +12,6 @@ import torch
 
 from layerparity.anatomy.family import CHOSEN_TOKENS
 from layerparity.anatomy.site import Place, Site
-from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.making.beside import Beside
 from layerparity.model.prints import offloaded
@@ -175,7 +174,7 @@ class Evaluator(HfPort):
         """
         assert self._call is not None
         told, module = choices.get(CHOICES), self._modules[stage]
-        experts = sizes_of(self.skeleton.config).experts
+        experts = self.skeleton.sizes.experts
         router = Replay(None if told is None else told.flatten(0, 1), experts)
         parts = {Place.parse(part).module: part for part in beside or {}}
         others = self._beside[stage] = Beside(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.family import family_of
 from layerparity.anatomy.site import EMBEDDING
+from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.model import weight_types
@@ -60,6 +62,11 @@ class Skeleton:
         self._mapped: tuple[list[str], list[str]] | None = None
         self._reads: Loader | None = None
         self._filled: dict[str, tuple[int, int]] = {}
+
+    @cached_property
+    def sizes(self) -> ModelSizes:
+        """The model's sizes; of its configuration only the implementations ever change."""
+        return sizes_of(self.config)
 
     @property
     def base(self) -> nn.Module:

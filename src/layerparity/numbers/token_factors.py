@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from layerparity.numbers.typical_floor import degrees_of_freedom
@@ -68,9 +69,9 @@ def freedom_among(ways: torch.Tensor) -> float | None:
 
     ``ways`` are squared errors, float64 [way, token]. None where they say nothing of it.
     """
-    least = math.inf
-    for index, way in enumerate(ways):
-        others = torch.cat([ways[:index], ways[index + 1 :], torch.zeros_like(ways[:1])]).amax(0)
+    least, errors = math.inf, ways.numpy()
+    for index, way in enumerate(errors):
+        others = np.delete(errors, index, axis=0).max(axis=0, initial=0.0)
         seen = others > 0
         least = min(least, degrees_of_freedom(way[seen] / others[seen]))
     return None if math.isinf(least) else least

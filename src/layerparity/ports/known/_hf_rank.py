@@ -146,7 +146,7 @@ class HfRank(RankSide):
     def run(self, stage: str, given: torch.Tensor) -> RankObserved:
         """Run one stage on [batch, token, channel], or ids int64 [batch, token]."""
         observed = self.port.run(stage, given)
-        sizes, count = sizes_of(self.port.skeleton.config), self.assets.count
+        sizes, count = self.port.skeleton.sizes, self.assets.count
         shares = {
             local: share_of(local, value, sizes, self.assets.rank, count)
             for local, value in observed.tensors.items()

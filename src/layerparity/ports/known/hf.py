@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import ATTENDED, CHOSEN_TOKENS, HIDDEN, ROUTED, Tap, taps_within
 from layerparity.anatomy.site import EMBEDDING, Place, Site
-from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.model import idle_skeletons
@@ -261,7 +260,7 @@ class HfPort(Port):
             for path, tap in self._taps_of(stage, lambda **site: True)
             if tap.spec is CHOSEN_TOKENS
         }
-        experts = sizes_of(skeleton.config).experts
+        experts = skeleton.sizes.experts
         return ObservedStage(module, self._taps[stage], after, experts, choosers)
 
     def chooses_tokens(self) -> bool:
