@@ -210,7 +210,7 @@ def make_setting(
     from layerparity.making.steps import composed
     from layerparity.ports.opening import open_backend
     from layerparity.settings.tracking import TrackingConfig
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     shared = {
         "backend": "gpu",

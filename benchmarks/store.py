@@ -21,8 +21,9 @@ from uuid import uuid4
 
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import database
-from layerparity.tracking.store import Store, open_store
-from layerparity.tracking.stored_runs import count_tag
+from layerparity.tracking.opening import open_store
+from layerparity.tracking.store import Store
+from layerparity.tracking.stored_runs import count_text
 
 ROUNDS = 5
 # As a run of several layers has them: a series by layer for two statistics of ten sites, and more.
@@ -60,9 +61,8 @@ def _copy(opened: Any, of: str, run_id: str, at: int) -> None:
         (f"run-{at}", at, of, run_id, run_id),
     )
     kind = "candidate" if at % 2 else "golden"
-    (count,) = count_tag(at + 1).values()
     own = {"layerparity.kind": kind, "layerparity.fingerprint": f"f{at}"}
-    own |= {"layerparity.sequence": count, "mlflow.runName": f"run-{at}"}
+    own |= {"layerparity.sequence": count_text(at + 1), "mlflow.runName": f"run-{at}"}
     for name, value in own.items():
         words = "UPDATE tags SET value = ? WHERE key = ? AND run_uuid = ?"
         opened.execute(words, (value, name, run_id))

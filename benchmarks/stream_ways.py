@@ -30,7 +30,7 @@ def ours(folder: Path, ids: torch.Tensor, scratch: Path) -> Run:
     from layerparity.ports.opening import open_backend
     from layerparity.settings import config, search_path
     from layerparity.settings.tracking import TrackingConfig
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     config.register()
     search_path.register()

@@ -28,7 +28,7 @@ from pathlib import Path
 import checkpoints
 from layerparity.record.folder import MANIFEST
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 ROOT = Path(__file__).resolve().parents[1]
 # The parts of a sweep whose time of processors is taken from that of the measured one.

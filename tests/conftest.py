@@ -292,7 +292,7 @@ def concluded() -> Callable[[Path, str, str], Verdict]:
     from layerparity.settings import search_path
     from layerparity.settings.config import register
     from layerparity.settings.tracking import TrackingConfig
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     register()
     search_path.register()

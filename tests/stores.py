@@ -7,8 +7,9 @@ from pathlib import Path
 
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import database
+from layerparity.tracking.opening import open_store
 from layerparity.tracking.process import prepare_environment
-from layerparity.tracking.store import Store, open_store
+from layerparity.tracking.store import Store
 
 
 def fresh_config(folder: Path, **changes) -> TrackingConfig:

@@ -29,7 +29,8 @@ from layerparity.report.at_the_end import NUMBERS, end_lines, end_table
 from layerparity.report.measures import BY_NAME
 from layerparity.report.table import closing_table
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import Store, open_store
+from layerparity.tracking.opening import open_store
+from layerparity.tracking.store import Store
 
 SITE = Site("lm_head", "out")
 RATED = ("top1_agreement", "logp_mean", "kl_mean", "perplexity_ratio")

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "all is the
 def test_charts_and_report_are_in_the_ui(cli: Callable[..., Ended], tmp_path: Path) -> None:
     pytest.importorskip("torch_xla", reason="the demo's candidate needs the extra xla")
     from layerparity.settings.tracking import TrackingConfig
+    from layerparity.tracking.opening import open_store
     from layerparity.tracking.server import serve
-    from layerparity.tracking.store import open_store
 
     # Fewer tokens than usual; each has its point in the charts all the same.
     demo = cli("experiment=quickstart", "generate.max_new_tokens=2")

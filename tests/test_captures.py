@@ -20,7 +20,7 @@ from layerparity.record.findings import DoubtKind
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 Judge = Callable[..., Verdict]

@@ -17,7 +17,7 @@ from layerparity.record.findings import Doubt, DoubtKind
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.reasons import reason as why
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 FAULT = ("norm over each head", 1)

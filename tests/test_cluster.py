@@ -19,7 +19,7 @@ import small_disk
 
 from layerparity.cli import launchers
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("backend=gpu", "device_map=cpu", "scope=single", "kind=candidate", "inputs=prompt")

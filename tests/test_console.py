@@ -13,7 +13,7 @@ from layerparity.ground import console, progress
 from layerparity.machine.gpus import DeviceMemory
 from layerparity.settings.tracking import SERVER, UI_FILE, TrackingConfig
 from layerparity.tracking import links
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Capsys = pytest.CaptureFixture[str]
 

@@ -19,7 +19,7 @@ from layerparity.judge.conclude import paired
 from layerparity.judge.evaluate import Measured, measure
 from layerparity.judge.sides import RunSet, SideRecord
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Run = Callable[..., Ended]
 Sides = tuple[RunSet, RunSet, Alignment, Calibration]

@@ -11,7 +11,7 @@ import small_disk
 from conftest import ROOT
 from stores import fresh_config
 
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 # What is limited, the bytes that a file may have, and what is lost. The database, which is larger,
 # is on another disk, as it were: it may grow again once the run has failed.

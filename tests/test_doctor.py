@@ -496,7 +496,7 @@ def test_a_folder_that_cannot_be_written_is_a_problem(monkeypatch: pytest.Monkey
 
 
 def test_the_embedded_store(tmp_path: Path) -> None:
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     kept = TrackingConfig(folder=str(tmp_path / "kept"))
     assert "the first run makes it" in lines("store", tracking=kept)["store"].found

@@ -10,7 +10,7 @@ import pytest
 from conftest import Ended
 
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 GPU = ("backend=gpu", "device_map=cpu")

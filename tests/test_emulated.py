@@ -34,7 +34,7 @@ from layerparity.selftest.trials import make_in
 from layerparity.settings import search_path
 from layerparity.settings.config import Config, DType, RunKind, register
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Made = Callable[[str], Path]
 FAMILIES = ("minimax_m2", "llama", "qwen3_moe")

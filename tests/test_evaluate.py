@@ -360,7 +360,7 @@ def test_offloaded_weights_have_the_same_references(
 
 def reference_of(store: Path, name: str) -> str:
     from layerparity.settings.tracking import TrackingConfig
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     (kept,) = open_store(TrackingConfig(folder=str(store))).find(name)
     made = RunFolder(kept.folder).read_manifest()

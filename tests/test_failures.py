@@ -19,7 +19,8 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import disk_cure, writing
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import database
-from layerparity.tracking.store import Store, open_store
+from layerparity.tracking.opening import open_store
+from layerparity.tracking.store import Store
 
 TEN_YEARS = 10 * 365 * 24 * 3600
 

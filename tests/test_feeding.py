@@ -19,7 +19,7 @@ from layerparity.making.request.goldens import SameWeights
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 TINY = shipped("checkpoints") / "tiny_minimax_m2"

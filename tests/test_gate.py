@@ -15,7 +15,7 @@ from layerparity.ground.numeral import numeral
 from layerparity.record.stored_run import FINISHED, StoredRun
 from layerparity.report import series
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 CANDIDATE = ("backend=gpu", "device_map=cpu", "kind=candidate", "scope=single", "layer=1")
 RIGHT = ("attn_implementation=eager", "name=right")

@@ -149,7 +149,7 @@ HOLDER = """
     import sys
     from pathlib import Path
     from layerparity.settings.tracking import TrackingConfig
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
     store = open_store(TrackingConfig(folder=sys.argv[1]))
     store.find(sys.argv[2])[0].read_manifest()
     print("reads", flush=True)
@@ -188,7 +188,7 @@ def test_a_run_that_is_being_removed_cannot_be_read(home: Home) -> None:
         from layerparity.ground.errors import UserError
         import sys
         from layerparity.settings.tracking import TrackingConfig
-        from layerparity.tracking.store import open_store
+        from layerparity.tracking.opening import open_store
         try:
             open_store(TrackingConfig(folder=sys.argv[1])).find("lone")[0].read_manifest()
         except UserError as error:

@@ -16,7 +16,7 @@ from layerparity.judge.generation import against_prefill, generation_parity
 from layerparity.record.source import RunSource
 from layerparity.report.generation import generation_lines, step_rows
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 NEW = "generate.max_new_tokens=6"

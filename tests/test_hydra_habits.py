@@ -133,6 +133,7 @@ def test_what_cannot_be_meant_costs_one_line(
         ("+run=12_34", "12_34"),
         ('golden="54579e35"', "54579e35"),
         ("golden=null", None),
+        ("candidate='sweep_layer=0,1,2'", "sweep_layer=0,1,2"),
         ("-m candidate=54579e35,1e5,ab12", ["54579e35", "1e5", "ab12"]),
         ("layer=12", 12),
         ("tolerance.error_ratio=1e1", 10.0),

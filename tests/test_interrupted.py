@@ -17,15 +17,15 @@ from stores import fresh_config, fresh_store
 
 from layerparity.machine import owner
 from layerparity.tracking import interrupted
+from layerparity.tracking.opening import open_store
 from layerparity.tracking.process import terminable, unhidden
-from layerparity.tracking.store import open_store
 
 # A run that stops at a moment, says so, and waits for its end there.
 PROGRAM = """
 import os, signal, sys, time
 from layerparity.ground.files import whole_file, write_text
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 folder, moment = sys.argv[1:]
 # Whoever runs the tests under nohup ignores it, and what is ignored stays so.

@@ -39,7 +39,7 @@ from layerparity.record.verdict import Outcome, Row
 from layerparity.report.invariance import FLOOR, InvarianceLine, InvarianceReport, gravest_first
 from layerparity.settings.config import Config
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 OWN = ("job=invariance", "backend=gpu", "device_map=cpu", "inputs=prompt", "threads=1")
@@ -223,7 +223,7 @@ def test_where_there_is_no_number_no_r_is_logged(tmp_path: Path) -> None:
     lines = [line(size, Outcome.FAIL, ratio) for size, ratio in ratios.items()]
     lines.append(InvarianceLine("batch", 6, "", SelfComparison(9, 9)))
     with store.start("mine", "invariance", {}, {}) as active:
-        invariance._log(active, InvarianceReport(lines, {}, FLOOR, ""))
+        InvarianceReport(lines, {}, FLOOR, "").study().keep(active)
     history = store._connection.client.get_metric_history
     points = {each.step: each.value for each in history(active.id, "invariance/batch R")}
     assert points == {2: 0.5, 6: 0.0}

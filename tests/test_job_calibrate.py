@@ -16,7 +16,7 @@ from layerparity.judge import again, model_limits
 from layerparity.judge.tolerances.calibrated import CalibratedTolerance
 from layerparity.record.verdict import Outcome
 from layerparity.settings.config import Config
-from layerparity.tracking import store as stores
+from layerparity.tracking import opening as stores
 
 USUAL = CalibratedTolerance().limits()
 

@@ -11,7 +11,6 @@ import pytest
 from conftest import Ended
 from stores import fresh_store
 
-from layerparity.tracking import asked as asked_of_database
 from layerparity.tracking.store import Store
 
 FEW, MANY = 4, 40
@@ -28,18 +27,11 @@ def statements() -> Iterator[list[str]]:
     def note(_connection: object, _cursor: object, words: str, *_: object) -> None:
         asked.append(words)
 
-    def first(root: Path, query: str, *values: object) -> tuple[object, ...]:
-        asked.append(query)
-        return without_mlflow(root, query, *values)
-
-    without_mlflow = asked_of_database._first
     event.listen(Engine, "before_cursor_execute", note)
-    asked_of_database._first = first
     try:
         yield asked
     finally:
         event.remove(Engine, "before_cursor_execute", note)
-        asked_of_database._first = without_mlflow
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from stores import free_port
 from layerparity.cli.mlflow_variables import words_for
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.names import PREFIX
-from layerparity.tracking.store import Store, open_store
+from layerparity.tracking.opening import open_store
+from layerparity.tracking.store import Store
 
 PAGE = Path(__file__).parents[1] / "docs" / "tracking.md"
 # Of one layer, in another type and fed other values than its neighbours.

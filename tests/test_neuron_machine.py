@@ -209,7 +209,7 @@ def test_versions_and_what_changed_between_them() -> None:
 def test_defaults_since_the_newest_candidate(
     tmp_path: Path, lines: Any, then: str, now: str, state: State, says: str, cure: str
 ) -> None:
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     kept = TrackingConfig(folder=str(tmp_path / "kept"))
     program(tmp_path, "neuronx-cc", f"NeuronX Compiler version {now}")

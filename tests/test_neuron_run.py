@@ -25,7 +25,8 @@ from layerparity.record.folder import RunFolder
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.headline import whole_model
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import Store, open_store
+from layerparity.tracking.opening import open_store
+from layerparity.tracking.store import Store
 
 pytestmark = pytest.mark.skipif(
     find_spec("torch_xla") is None, reason="pip install torch==2.9.1 torch_xla==2.9.0"

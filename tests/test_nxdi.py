@@ -26,7 +26,7 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.answer import answer_of
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Ran = Callable[..., Ended]
 Judged = Callable[..., Verdict]

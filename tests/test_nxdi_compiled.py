@@ -18,7 +18,7 @@ from conftest import ROOT, Ended, first_blocks
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Traced = Callable[..., Verdict]
 HERE = Path(__file__).resolve().parent

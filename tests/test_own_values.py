@@ -24,7 +24,7 @@ from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.selftest.models import make_model
 from layerparity.settings.config import DType
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 Made = Callable[[str], Path]

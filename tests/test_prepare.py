@@ -42,15 +42,15 @@ def test_what_was_typed_stays_and_what_was_decided_is_stored(
     seen: dict[str, int],
 ) -> None:
     typed: list[tuple[Config, Config]] = []
-    real = make_module.made
+    real = make_module.make_run
 
-    def made(config: Config) -> make_module.Made:
+    def noting(config: Config) -> make_module.FinishedRun:
         before = deepcopy(config)
         run = real(config)
         typed.append((before, config))
         return run
 
-    monkeypatch.setattr(make_module, "made", made)
+    monkeypatch.setattr(make_module, "make_run", noting)
     ended = cli(*WORDS, "kind=auto", f"tracking.folder={tmp_path / 'runs'}")
     assert ended.exit == 0, ended.err
     ((before, after),) = typed

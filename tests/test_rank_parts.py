@@ -17,6 +17,7 @@ from layerparity.numbers.rank_parts import (
     disagreeing,
     distance,
     found_slices,
+    is_same,
     merge,
     sums_up,
 )
@@ -113,6 +114,9 @@ def test_a_distance_knows_what_has_none() -> None:
     assert distance(gap, torch.tensor([1.0, 0.0])) == math.inf
     assert distance(torch.tensor([1.0, 0.0]), gap) == math.inf
     assert distance(torch.ones(2), torch.zeros(2)) == math.inf
+    most = torch.tensor([torch.finfo(torch.float32).max])
+    assert distance(torch.tensor([math.inf]), most) == math.inf
+    assert not is_same(torch.tensor([math.nan]), torch.zeros(1))
     assert distance(torch.ones(2), torch.ones(3)) == math.inf
     assert distance(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 5.0])) == pytest.approx(34**-0.5)
 

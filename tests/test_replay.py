@@ -22,7 +22,7 @@ from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.reasons import reason as why
 from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 Made = Callable[[str], Path]

@@ -44,7 +44,7 @@ from layerparity.record.stored_run import StoredRun, from_folder
 from layerparity.record.verdict import Verdict
 from layerparity.settings import config, search_path
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 SIZES = {
     "hidden_size": 48,

@@ -27,7 +27,7 @@ from layerparity.making import reuse
 from layerparity.making.journal import Journal
 from layerparity.record.progress import Circumstances, FinishedStage, ProgressWriter, read_progress
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 CPU = ("backend=gpu", "device_map=cpu")

@@ -24,7 +24,7 @@ from layerparity.report.routing_share import share_lines, share_rows
 from layerparity.selftest.models import make_model
 from layerparity.settings.config import Config
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 Put = Callable[..., None]

@@ -70,7 +70,7 @@ def test_a_run_keeps_what_describes_it(run: Cli, store: Path) -> None:
 def judged(run: Cli, store: Path, name: str) -> None:
     """Compare the candidate of a name and check that it, and no other, was compared and passed."""
     from layerparity.settings.tracking import TrackingConfig
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     opened = open_store(TrackingConfig(folder=str(store)))
     (candidate,) = opened.find(name)
@@ -271,7 +271,7 @@ def test_bf16_under_fixed_limits_carries_a_warning(run: Cli, store: Path) -> Non
 
 def test_a_candidate_is_tagged_with_its_verdict(run: Cli, store: Path) -> None:
     from layerparity.settings.tracking import TrackingConfig
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     assert run(*CPU, "kind=candidate", "scope=single", "layer=5", "name=judged").exit == 0
     assert run("job=compare", "candidate=judged").exit == 0

@@ -21,7 +21,7 @@ from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.selftest.models import make_fp8
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 Compared = Callable[..., Verdict]

@@ -14,7 +14,8 @@ from test_cluster import asked, awaited, seen, sweep
 
 from layerparity.record.stored_run import StoredRun
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import Store, open_store
+from layerparity.tracking.opening import open_store
+from layerparity.tracking.store import Store
 
 pytestmark = pytest.mark.skipif(bool(slurm_here.missing()), reason=slurm_here.missing())
 SMALL = ("hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1")

@@ -19,7 +19,7 @@ from layerparity.record.ranks import Disagreement, RankRecord, Sharding
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import REPLICAS, Outcome, Verdict
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 # fp32: what partial sums may change.

@@ -14,7 +14,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import artifacts, server
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 # A run for a server that says when it is at a moment, and goes on when it is told to.
 PROGRAM = """
@@ -23,7 +23,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import write_text
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import artifacts
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 uri, folder, moment = sys.argv[1:]
 upload = artifacts.upload
@@ -186,7 +186,7 @@ CUT = """
 import os, shutil, signal, sys
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import artifacts, spool
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 def cut(*arguments, **keys):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from stores import fresh_config
 
 from layerparity.making import next_step, sweep
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 CONFIG = """
 defaults:

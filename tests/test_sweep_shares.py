@@ -14,9 +14,8 @@ from layerparity.model import header, idle_skeletons, layer_classes, resolve
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.skeleton import Skeleton
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking import connection
-from layerparity.tracking import store as store_module
-from layerparity.tracking.store import open_store
+from layerparity.tracking import opening
+from layerparity.tracking.opening import open_store
 
 SWEEP = ("backend=gpu", "device_map=cpu", "kind=candidate", "scope=single", "inputs=random")
 FOLDER = shipped("checkpoints") / "tiny_minimax_m2"
@@ -76,13 +75,13 @@ def test_parts_build_and_map_the_model_once(cli, tmp_path, counts, monkeypatch):
 def opened(monkeypatch):
     """Return the folder of each store that is opened."""
     folders: list[str] = []
-    original = connection.open_embedded
+    original = opening._open_embedded
 
     def open_embedded(config):
         folders.append(config.root.name)
         return original(config)
 
-    monkeypatch.setattr(connection, "open_embedded", open_embedded)
+    monkeypatch.setattr(opening, "_open_embedded", open_embedded)
     return folders
 
 
@@ -94,7 +93,7 @@ def test_parts_use_the_store_that_the_sweep_is_kept_in(cli, opened):
 def test_a_server_and_another_store_are_opened_for_every_part(monkeypatch):
     served = TrackingConfig(name="server", uri="http://127.0.0.1:1")
     asked = []
-    monkeypatch.setattr(store_module, "open_store", asked.append)
+    monkeypatch.setattr(opening, "open_store", asked.append)
     kept = SimpleNamespace(config=served)
     monkeypatch.setattr(sweep, "_open", [(kept, None, [])])
     sweep.open_store(served)

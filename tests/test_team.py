@@ -22,7 +22,8 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_tensor
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import ranges
-from layerparity.tracking.store import Store, open_store
+from layerparity.tracking.opening import open_store
+from layerparity.tracking.store import Store
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
 FILE, SITES = "tensors/layers.0.safetensors", ("layers.0:in", "layers.0.mlp:out", "layers.0:out")

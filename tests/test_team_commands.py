@@ -14,7 +14,8 @@ from conftest import ROOT
 from team import Team, missing
 
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import Store, open_store
+from layerparity.tracking.opening import open_store
+from layerparity.tracking.store import Store
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
 ONE = ("backend=gpu", "device_map=cpu")

@@ -15,7 +15,7 @@ import pytest
 
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking import database, template
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def reference(values: torch.Tensor, noise: float = 1e-3) -> SiteReference:
     square = torch.full((1, len(values)), noise**2 * values.shape[1])
     elements = torch.full((1, values.shape[1]), noise**2 * len(values))
     floor = Floor(("one",), square, elements)
-    return SiteReference(values.double(), floor, CleanSlopes({}, {}), ISOLATED)
+    return SiteReference(values.double(), floor, CleanSlopes({}), ISOLATED)
 
 
 CHOSEN, EVERY = torch.tensor([[0, 2]]).expand(40, 2), torch.ones(40, dtype=torch.bool)

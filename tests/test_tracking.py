@@ -26,8 +26,8 @@ from stores import free_port, fresh_config, fresh_store
 from layerparity.ground.errors import UserError
 from layerparity.settings.tracking import UI_FILE, TrackingConfig, read_config
 from layerparity.tracking import database, interrupted, names
+from layerparity.tracking.opening import open_store
 from layerparity.tracking.process import terminable
-from layerparity.tracking.store import open_store
 from layerparity.tracking.view import shared_view
 
 
@@ -651,7 +651,7 @@ WRITERS = """
 import json, os, signal, sys
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.process import prepare_environment
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 config = TrackingConfig(folder=sys.argv[1])
 prepare_environment(config.timeout_s)

@@ -21,7 +21,7 @@ from layerparity.jobs import ui
 from layerparity.record.folder import USED_WEIGHTS
 from layerparity.settings.tracking import UI_FILE, TrackingConfig
 from layerparity.tracking import server
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 
 def job(tracking, **settings):

@@ -15,7 +15,8 @@ from stores import free_port
 
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.names import PREFIX
-from layerparity.tracking.store import Store, open_store
+from layerparity.tracking.opening import open_store
+from layerparity.tracking.store import Store
 from layerparity.tracking.view import runs_url
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")

@@ -12,7 +12,7 @@ from conftest import ROOT
 from layerparity.ground import console
 from layerparity.record.stored_run import FAILED
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 BROKEN = 141
 

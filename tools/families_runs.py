@@ -29,7 +29,7 @@ from layerparity.report.headline import because
 from layerparity.selftest.models import make_model
 from layerparity.selftest.trials import make_in
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 WAYS = ("golden", "XLA", "bf16", "stream", "decode", "modules")
 YES, NO, NONE = "yes", "no", "-"

@@ -41,7 +41,7 @@ PRELOADED = (
     "layerparity.search.blocks",
     "layerparity.report.keep",
     "layerparity.judge.conclude",
-    "layerparity.tracking.store",
+    "layerparity.tracking.opening",
 )
 
 

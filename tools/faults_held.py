@@ -75,7 +75,7 @@ def read_store(folder: str, answer: str, uri: str) -> None:
     """Write all runs of a store, as `Held`, to a file; be called in a process of its own."""
     from layerparity.ground.errors import UserError
     from layerparity.settings.tracking import TrackingConfig
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     remote: Any = {"name": "server", "uri": uri, "experiment": "remote"} if uri else {}
     store = open_store(TrackingConfig(folder=folder, **remote))

@@ -27,7 +27,7 @@ from layerparity.selftest.trials import make_in
 from layerparity.settings import search_path
 from layerparity.settings.config import register
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 # Two sparse blocks of 4 query and 2 key heads: over 4 ranks key heads are repeated, over 8 query
 # heads are padded. transformers pads and repeats none, and has 8 of either.

@@ -19,7 +19,7 @@ from layerparity.making.replay import replays
 from layerparity.making.steps import composed
 from layerparity.record.verdict import Verdict
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 # Neither transformers nor XLA's plan pads or repeats heads: there are as many as ranks.

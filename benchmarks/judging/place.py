@@ -16,7 +16,8 @@ from layerparity.making.steps import composed
 from layerparity.ports.opening import open_backend
 from layerparity.settings import config, search_path
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import Store, open_store
+from layerparity.tracking.opening import open_store
+from layerparity.tracking.store import Store
 
 
 @dataclass(frozen=True)

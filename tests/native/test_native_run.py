@@ -17,7 +17,7 @@ from conftest import ROOT, Ended
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 SCOPE = ("scope=range", "start=0", "end=1", "capture=components")

@@ -26,7 +26,7 @@ from layerparity.machine import neuron_flavour, neuron_packages
 from layerparity.model import static_experts
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.settings.tracking import TrackingConfig
-from layerparity.tracking.store import open_store
+from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 HERE = Path(__file__).parent

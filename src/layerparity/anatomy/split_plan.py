@@ -47,7 +47,9 @@ def check(config: Any, tp_degree: int) -> None:
     if tp_degree == 1:
         return
     model, plan = config.get_text_config().model_type, plan_of(config)
+    # Below, any other style counts as one of rows, so one that nobody knows is refused.
     odd = sorted(set(plan.values()) - _KNOWN)
+    # A plan of whole weights alone would split nothing, whatever degree was asked.
     if odd or not set(plan.values()) - {*_WHOLE}:
         why = f"transformers' plan for it has {', '.join(odd)}" if odd else "it has no such plan"
         raise UserError(
@@ -138,6 +140,7 @@ def _dimension(style: str, dimensions: int) -> int | None:
     if style == _NUMBER:
         return 0
     if style in _COLUMNS:
+        # A bias has the outputs alone, which are cut with the weight's.
         return max(dimensions - 2, 0)
     # A row-parallel bias is added once, after the partial sums: it stays whole.
     return dimensions - 1 if dimensions > 1 else None

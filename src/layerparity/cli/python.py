@@ -43,9 +43,9 @@ def run(*overrides: str, **keys: Any) -> Run:
     Raises UserError for a mistake in the keys, and where the run cannot be made.
     """
     with _job("run", overrides, keys) as config:
-        from layerparity.making.make import make
+        from layerparity.making.make import make_run
 
-        return Run([_stored(config, make(config))])
+        return Run([_stored(config, make_run(config).id)])
 
 
 def compare(
@@ -145,7 +145,7 @@ def _stored(config: Config, run_id: str) -> StoredRun:
 
 
 def _store(config: Config) -> Store:
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     return open_store(config.tracking)
 

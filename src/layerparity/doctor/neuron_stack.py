@@ -23,7 +23,7 @@ from layerparity.machine.neuron_machine import VISIBLE, NeuronMachine, read_mach
 from layerparity.machine.trainium import GIB
 from layerparity.ports.opening import open_backend
 from layerparity.settings.config import RunKind
-from layerparity.tracking.newest import newest_tags
+from layerparity.tracking.opening import open_to_read
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config
@@ -128,11 +128,11 @@ def check_defaults(config: Config) -> Iterator[Result]:
     Nothing is said where no compiler is installed, or where no candidate was compiled by one.
     """
     now = compiler_version()
-    run = newest_tags(config.tracking, RunKind.candidate.value) if now else None
-    then = (run or {}).get(f"version.{COMPILER}", "")
-    if not run or not then:
+    run = open_to_read(config.tracking).newest(RunKind.candidate.value) if now else None
+    then = run.tags.get(f"version.{COMPILER}", "") if run is not None else ""
+    if run is None or not then:
         return
-    what = f"{run['name']} was compiled by {then}, here is {now}"
+    what = f"{run.name} was compiled by {then}, here is {now}"
     changes = changed_between(then, now)
     if changes:
         later = (numbers(now) or NEWEST_KNOWN) > (numbers(then) or NEWEST_KNOWN)

@@ -29,8 +29,10 @@ def quoted(argument: str) -> str:
 def numbers_as_text(argument: str) -> str:
     """Return ``key=value``, or a list of values, so that a bare number in it stays that text.
 
-    A run's id may begin with 54579e35, of which Hydra makes 5.4579e+39.
+    A run's id may begin with 54579e35, of which Hydra makes 5.4579e+39. What is quoted is text.
     """
+    if set(argument) & set("\"'"):
+        return argument
     return _DIGITS.sub(lambda number: f'"{number[0]}"', argument)
 
 

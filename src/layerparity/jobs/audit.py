@@ -39,7 +39,7 @@ def run(config: Config) -> Exit:
     """Audit the model's folder; show, keep as a run, and return 1 where there are problems."""
     from layerparity.checkpoint.audit import examine
     from layerparity.report.audit import sentences, summary, tables
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     keep_torch_xla_out()
     checkpoint = open_checkpoint(config.model)

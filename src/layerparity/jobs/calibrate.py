@@ -36,7 +36,7 @@ def run(config: Config) -> Exit:
     from layerparity.judge.tolerances.calibrated import CalibratedTolerance, limits_of
     from layerparity.report.headline import where_text
     from layerparity.report.keep import KIND as COMPARISON
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     job = config.job
     if not job.runs:

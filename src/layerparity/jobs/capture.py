@@ -30,7 +30,7 @@ def run(config: Config) -> Exit:
         raise UserError(f"There is no folder {folder}", "give the folder of the tensors.")
     from layerparity.making import imported
     from layerparity.tracking.links import say_link
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     names = expanded(config.job.names).absolute() if config.job.names else None
     run = imported.keep(folder, names, config, open_store(config.tracking), again=config.reuse)

@@ -64,7 +64,7 @@ def run(config: Config) -> Exit:
 
 def show(config: Config) -> Exit:
     """Say which runs would be compared at how many sites (``dry_run=true``); keep nothing."""
-    from layerparity.tracking.newest import open_to_read
+    from layerparity.tracking.opening import open_to_read
 
     if config.what is What.weights or config.job.own_inputs:
         asked = "what=weights" if config.what is What.weights else "job.own_inputs=true"
@@ -115,8 +115,7 @@ def _opened(config: Config) -> tuple[Store, Runs, Runs]:
     """
     from layerparity.settings.tracking import read_config
     from layerparity.tracking.lookup import is_made, refuse_absent
-    from layerparity.tracking.newest import open_to_read
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store, open_to_read
 
     tracking = read_config(config.tracking)
     refuse_absent(tracking, (config.golden, config.candidate, config.job.beside))
@@ -206,7 +205,7 @@ def check_weights(config: Config) -> Exit:
     from layerparity.making.terminal import say_loading
     from layerparity.record.weights import WeightCheck
     from layerparity.report.weight_check import keep_check
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     plan = plan_run(config)
     say_loading(config)

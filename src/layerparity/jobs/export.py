@@ -38,7 +38,7 @@ class Settings:
 def run(config: Config) -> Exit:
     """Export ``run=`` to ``to=``, a folder or a file that ends in .zip; say what was written."""
     from layerparity.record.exported import KINDS, ZIP, files_of, write_export
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     if config.run is None:
         raise UserError("job=export wants to know what", "add run=, an id, a name, or latest.")

@@ -53,7 +53,7 @@ def run(config: Config) -> Exit:
     """
     from layerparity.report import series
     from layerparity.report.keep import summarise
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
     from layerparity.tracking.stored_runs import tag_is
 
     if config.what is What.weights:
@@ -87,7 +87,7 @@ def run(config: Config) -> Exit:
 
 def _refuse_unfinished(config: Config) -> None:
     """Raise UserError where the newest candidate did not finish: an older one is no revision's."""
-    from layerparity.tracking.newest import open_to_read
+    from layerparity.tracking.opening import open_to_read
 
     if config.candidate not in (None, LATEST):
         return

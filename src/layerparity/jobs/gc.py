@@ -49,7 +49,7 @@ def run(config: Config) -> Exit:
     from layerparity.settings.tracking import EMBEDDED
     from layerparity.tracking import removal
     from layerparity.tracking.database import FILE_NAME
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     if config.tracking.name != EMBEDDED:
         raise UserError(

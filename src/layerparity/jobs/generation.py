@@ -12,8 +12,6 @@ from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
-    from layerparity.judge.generation import GenerationParity
-    from layerparity.record.source import RunSource
     from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.store import Store
 
@@ -37,13 +35,8 @@ def run(config: Config) -> Exit:
     """Print every step's tokens and margins; 0 where all agree, or differ by ties alone."""
     from layerparity.judge.generation import against_prefill, generation_parity, logit_noise
     from layerparity.record.source import RunSource
-    from layerparity.report.generation import (
-        COLUMNS,
-        generation_lines,
-        prefill_line,
-        step_rows,
-    )
-    from layerparity.tracking.store import open_store
+    from layerparity.report.generation import prefill_line, study
+    from layerparity.tracking.opening import open_store
 
     store = open_store(config.tracking)
     golden, candidate = (RunSource(_one(store, config, side)) for side in ("golden", "candidate"))
@@ -54,14 +47,15 @@ def run(config: Config) -> Exit:
         console.say(f"{side} {source.run.name} {source.run.id[:8] or source.run.folder}")
         for text in source.folder.read_new_texts():
             console.say(f"  {text}")
-    console.table("New tokens", COLUMNS, step_rows(parity, words))
-    for line in generation_lines(parity, words):
-        console.say(line)
+    more = []
     if config.job.prefill:
         whole = RunSource(store.find(config.job.prefill)[0])
-        console.say(prefill_line(against_prefill(candidate, whole), whole.run.name))
-    _keep(config, store, parity, candidate)
-    return Exit.OK if parity.passes else Exit.FAILED
+        more = [prefill_line(against_prefill(candidate, whole), whole.run.name)]
+    found = study(parity, words, candidate.run.id, more)
+    name = config.name or f"generation of {candidate.run.name}"
+    with store.start(name, "generation", {}, {}) as active:
+        found.keep(active)
+    return found.show(active, config.tracking)
 
 
 def _one(store: Store, config: Config, side: str) -> StoredRun:
@@ -84,29 +78,3 @@ def _words(config: Config) -> Callable[[int], str]:
     except UserError:
         return str
     return lambda token: f"{token} {tokenizer.decode([token])!r}"
-
-
-def _keep(config: Config, store: Store, parity: GenerationParity, candidate: RunSource) -> None:
-    """Log each step's divergence and margins, for the first row, under a run of its own."""
-    from layerparity.tracking.links import say_link
-
-    metrics = []
-    for each in parity.steps:
-        if each.row == 0:
-            metrics += [
-                ("generation/KL", each.kl, each.step),
-                ("generation/top-k shared", each.overlap, each.step),
-                ("generation/golden margin", each.golden.margin, each.step),
-                ("generation/logits moved", each.moved, each.step),
-                ("generation/same token", float(each.agrees), each.step),
-            ]
-    first = parity.first
-    tags = {
-        "candidate": candidate.run.id,
-        "verdict": "pass" if parity.passes else "fail",
-        "first_different_token": "" if first is None else str(first.step),
-    }
-    name = config.name or f"generation of {candidate.run.name}"
-    with store.start(name, "generation", tags, {}) as active:
-        active.log_metrics(metrics)
-    say_link(active, config.tracking)

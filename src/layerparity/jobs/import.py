@@ -33,7 +33,7 @@ def run(config: Config) -> Exit:
     from layerparity.record.exported import is_export
     from layerparity.tracking.imports import import_runs
     from layerparity.tracking.links import say_served
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     if config.run is None:
         raise UserError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.ground import console, progress
+from layerparity.ground import progress
 from layerparity.ground.errors import Exit, UserError, nearest
 from layerparity.machine import owner
 from layerparity.settings.config import Choice, Config
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from layerparity.making.prepare import Prepared
     from layerparity.making.variations import Variation
     from layerparity.making.varied import VariedRuns
-    from layerparity.report.invariance import InvarianceLine, InvarianceReport
-    from layerparity.tracking.active import ActiveRun
+    from layerparity.report.invariance import InvarianceLine
     from layerparity.tracking.store import Store
 
 KIND = "invariance"
@@ -56,9 +55,8 @@ def run(config: Config) -> Exit:
     from layerparity.making import make
     from layerparity.making.varied import VariedRuns
     from layerparity.making.write import shown_params, tags
-    from layerparity.report.invariance import COLUMNS, InvarianceReport
-    from layerparity.tracking.links import say_link
-    from layerparity.tracking.store import open_store
+    from layerparity.report.invariance import InvarianceReport
+    from layerparity.tracking.opening import open_store
 
     demand: Demand = config.job.demand
     left_out: dict[str, str] = {}
@@ -75,14 +73,9 @@ def run(config: Config) -> Exit:
             runs = VariedRuns(prepared, port, Path(folder), mark)
             lines = _compared(runs, variations, asked, left_out, store)
             follows = _following(config, lines)
-            report = InvarianceReport(lines, left_out, demand.value, follows)
-            _log(active, report)
-    console.table("Against itself", COLUMNS, [each.cells() for each in lines])
-    for line in (*report.notes, report.headline):
-        console.say(line)
-    say_link(active, config.tracking)
-    console.say(f"next:   {follows}")
-    return report.exit
+            study = InvarianceReport(lines, left_out, demand.value, follows).study()
+            study.keep(active)
+    return study.show(active, config.tracking)
 
 
 def _asked(config: Config) -> dict[str, list[int]]:
@@ -197,17 +190,3 @@ def _following(config: Config, lines: Sequence[InvarianceLine]) -> str:
     asked = config.job.demand
     demand = {} if asked is Demand.floor else {"job.demand": asked.value}
     return command({"job": KIND, **sizes, **demand, **own, "capture": "components"})
-
-
-def _log(active: ActiveRun, report: InvarianceReport) -> None:
-    """Keep a report in its run, with R and how many sites differ by size."""
-    active.log_text(report.to_json(), "invariance.json")
-    for each in report.lines:
-        differing = float(each.found.sites - each.found.equal)
-        points = {"sites that differ": differing}
-        # Where nothing was judged, or is a number, there is no R: 0 is that of what is equal.
-        if each.found.ratio is not None or each.found.first is None:
-            points["R"] = each.found.ratio or 0.0
-        name = f"{KIND}/{each.axis} {each.detail}".strip()
-        active.log_metrics((f"{name} {what}", own, each.size) for what, own in points.items())
-    active.set_tags(report.tags)

@@ -30,7 +30,7 @@ def run(config: Config) -> Exit:
     from layerparity.making.steps import settings_to_judge
     from layerparity.report.keep import KIND, keep_verdict
     from layerparity.report.reasons import reason
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     store = open_store(config.tracking)
     judged = store.find(config.run or "latest", kind=KIND)[0]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
 from layerparity.settings.config import Config
 
 if TYPE_CHECKING:
-    from layerparity.judge.routing_share import RoutingShare
     from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.store import Store
 
@@ -43,9 +40,8 @@ def run(config: Config) -> Exit:
     from layerparity.judge.sides import open_side
     from layerparity.making import steps
     from layerparity.report.refusals import obstacles_in_words
-    from layerparity.report.routing_share import COLUMNS, share_lines, share_rows
-    from layerparity.tracking.links import say_link
-    from layerparity.tracking.store import open_store
+    from layerparity.report.routing_share import study
+    from layerparity.tracking.opening import open_store
 
     store = open_store(config.tracking)
     golden, natural = _sides(config, store)
@@ -66,15 +62,10 @@ def run(config: Config) -> Exit:
                 f"'{golden.name}' and '{natural.name}' share no block's output and no logits",
                 "make both with capture=default.",
             )
-        active.log_metrics(_metrics(shares))
-        active.log_text("\n".join([*share_lines(shares), ""]), "routing.md")
-    console.table("||candidate - golden|| / ||golden||", COLUMNS, share_rows(shares))
-    for line in share_lines(shares):
-        console.say(line)
-    say_link(active, config.tracking)
-    judged = {"golden": golden.id[:8], "candidate": runs[EVERYTHING].id[:8]}
-    console.say(f"next:   {steps.command({'job': 'compare', **judged, **kept})}")
-    return Exit.OK
+        judged = {"golden": golden.id[:8], "candidate": runs[EVERYTHING].id[:8]}
+        found = study(shares, steps.command({"job": "compare", **judged, **kept}))
+        found.keep(active)
+    return found.show(active, config.tracking)
 
 
 def _sides(config: Config, store: Store) -> tuple[StoredRun, StoredRun]:
@@ -122,16 +113,3 @@ def _keys(golden: StoredRun, natural: StoredRun, config: Config) -> dict[str, An
     own = {*steps.COMPUTATION, *_SCOPE} - {"capture"}
     kept = {k: v for k, v in keys.items() if k.lstrip("+").partition(".")[0] in own}
     return {**kept, "kind": "candidate", "inputs": "golden", "golden": golden.reference}
-
-
-def _metrics(shares: Sequence[RoutingShare]) -> list[tuple[str, float, int]]:
-    """Return the errors by block, and those of the last site."""
-    rows = [(each.site.layer, each) for each in shares if each.site.layer is not None]
-    metrics = [
-        (f"routing/{name}", error, layer)
-        for layer, each in rows
-        for name, error in each.errors.items()
-    ]
-    return metrics + [
-        (f"routing/at the end, {name}", error, 0) for name, error in shares[-1].errors.items()
-    ]

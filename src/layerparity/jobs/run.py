@@ -29,13 +29,13 @@ def run(config: Config) -> Exit:
         dry.show(config)
         return Exit.OK
     from layerparity.making import next_step, part_devices, sweep, sweep_part
-    from layerparity.making.make import made
+    from layerparity.making.make import make_run
 
     if sweep.part():
         part_devices.take(config)
     if sweep.part() and not HydraConfig.get().verbose:
         return Exit.INCONCLUSIVE if sweep_part.make_part(config).off else Exit.OK
-    run = made(config)
+    run = make_run(config)
     if run.off:
         return Exit.INCONCLUSIVE
     # A sweep, and an experiment of several steps, go on by themselves.

@@ -39,7 +39,7 @@ def run(config: Config) -> Exit:
     """Print a table of the runs that every given key fits, newest first."""
     from layerparity.settings.tracking import EMBEDDED, SERVER, read_config
     from layerparity.tracking.database import FILE_NAME
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
     from layerparity.tracking.stored_runs import equals, tag_is
 
     job = config.job

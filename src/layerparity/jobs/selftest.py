@@ -45,7 +45,7 @@ class Settings:
 
 def run(config: Config) -> Exit:
     """Run the self-test; exit 1 where a fault is missed or a clean variant raises an alarm."""
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     refuse_unknown(config.job)
     store = open_store(config.tracking)

@@ -29,8 +29,8 @@ class Settings:
 def run(config: Config) -> Exit:
     """Open the server's store, which uploads what waits for it; exit 1 where a run waits still."""
     from layerparity.settings.tracking import SERVER, read_config
+    from layerparity.tracking.opening import open_store
     from layerparity.tracking.spool import waiting
-    from layerparity.tracking.store import open_store
 
     tracking = read_config(config.tracking)
     if tracking.name != SERVER:

@@ -29,7 +29,7 @@ def run(config: Any) -> Exit:
 
     tracking = read_config(config.tracking)
     if tracking.name == SERVER:
-        from layerparity.tracking.store import open_store
+        from layerparity.tracking.opening import open_store
 
         console.say(f"The runs are on the tracking server: {open_store(tracking).runs_url}")
         return Exit.OK

@@ -30,7 +30,7 @@ def main(path: str) -> int:
     try:
         # What stands in the file was typed for the whole job: one without use is no mistake.
         with terminable(), conf, typed_keys.step(()), console.to_be_relayed():
-            answer = {"run": make.make(steps.composed(settings))}
+            answer = {"run": make.make_run(steps.composed(settings)).id}
     except UserError as error:
         file.write_text(json.dumps({"refused": str(error)}), encoding="utf-8")
         return Exit.USER

@@ -19,7 +19,7 @@ from layerparity.making.prepare import Prepared
 from layerparity.ports.opening import open_port
 from layerparity.record.manifest import Manifest
 from layerparity.settings.config import Config, RunKind
-from layerparity.tracking.newest import open_to_read
+from layerparity.tracking.opening import open_to_read
 
 if TYPE_CHECKING:
     from layerparity.ports.base import Port

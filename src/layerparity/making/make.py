@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 
-class Made(NamedTuple):
+class FinishedRun(NamedTuple):
     """A run: its id, its name, what it holds, the runs that fed it; was it there before?
 
     ``off`` is why it is a golden that cannot be believed, or empty.
@@ -45,27 +45,22 @@ class Made(NamedTuple):
     off: str = ""
 
 
-def make(config: Config) -> str:
-    """Make one run, or find the one that is reused, and return its id."""
-    return made(config).id
-
-
-def made(config: Config) -> Made:
+def make_run(config: Config) -> FinishedRun:
     """Make one run, or find the one that is reused."""
     began, parent = terminal.began(), os.environ.get(PARENT_VARIABLE)
     with decided(config, open_store) as (store, prepared, mark), reuse.alone(config, store, mark):
         own = not open_port.is_ours(config.port)
-        again = reuse.reusable(store, mark, own) if config.reuse else None
-        if again is None:
+        reused = reuse.reusable(store, mark, own) if config.reuse else None
+        if reused is None:
             return _run(prepared, store, parent, mark, began)
     if parent:
-        store.adopt(parent, again)
-    console.say(f"Reusing run {again.name} ({again.id}): same fingerprint.\n{again.url}")
+        store.adopt(parent, reused)
+    console.say(f"Reusing run {reused.name} ({reused.id}): same fingerprint.\n{reused.url}")
     if own:
-        console.say(reuse.covered(again))
+        console.say(reuse.covered(reused))
     say_served(config.tracking)
-    fed_by = tuple(again.tags.get("inputs_from", "").split())
-    return Made(again.id, again.name, again.read_manifest(), fed_by, is_reused=True)
+    fed_by = tuple(reused.tags.get("inputs_from", "").split())
+    return FinishedRun(reused.id, reused.name, reused.read_manifest(), fed_by, is_reused=True)
 
 
 @contextmanager
@@ -91,7 +86,7 @@ def decided(
 
 def _run(
     prepared: Prepared, store: Store, parent: str | None, fingerprint: str, began: float
-) -> Made:
+) -> FinishedRun:
     """Execute a run that is decided, and keep it in the store under a parent."""
     from layerparity.model import idle_skeletons
     from layerparity.ports.known.hf import HfPort
@@ -138,7 +133,7 @@ def _run(
             "'latest' passes it over. Make it again; where it is off again, on another device, or "
             "with another attn_implementation= or experts_implementation=."
         )
-    return Made(active.id, active.name, manifest, fed_by, is_reused=False, off=off)
+    return FinishedRun(active.id, active.name, manifest, fed_by, is_reused=False, off=off)
 
 
 def build_port(prepared: Prepared, make: Callable[[Assets], Port] | None = None) -> Port:

@@ -14,7 +14,7 @@ from layerparity.record.stored_run import FINISHED
 from layerparity.settings.config import Config, RunKind
 
 if TYPE_CHECKING:
-    from layerparity.making.make import Made
+    from layerparity.making.make import FinishedRun
     from layerparity.making.sweep import ClosedSweep
 
 _SHOWN = 8
@@ -41,7 +41,7 @@ _OF_THE_GOLDEN = (
 _CANDIDATE = {"backend": "neuron", "inputs": "golden"}
 
 
-def after_run(config: Config, run: Made) -> str:
+def after_run(config: Config, run: FinishedRun) -> str:
     """Return the candidate's command after a golden run, a comparison after a candidate's.
 
     A candidate that no golden fed has values of its own: a golden is made of them.

@@ -110,7 +110,7 @@ def _sequences(tensors: Mapping[Site, torch.Tensor]) -> int:
 class _Merged(Mapping[Site, "torch.Tensor"]):
     """Captured tensors by site, whole, of their own dtype; read when one is asked for.
 
-    ``apart`` says where ranks should hold one tensor and do not, by sites of the prefill,
+    ``disagreeing`` says where ranks should hold one tensor and do not, by sites of the prefill,
     ``unsummed`` where they hold terms of a sum that was never made, ``skipped`` why a site is left
     out.
     """
@@ -146,6 +146,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
                     "say in a name map (job.names=) how they are split.",
                 ) from error
         if not whole.is_floating_point():
+            # NxDI's ids are int32, and those of a run int64.
             whole = whole.long()
         # What pads the vocabulary, so that ranks divide it, is nobody's token.
         head = _plain(site) == LOGITS
@@ -188,6 +189,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         chosen = list(parts)
         for rank in self.disagreeing[site].ranks:
             first = held.index(held[rank])
+            # The whole takes a slice from its first rank: an odd copy is put there, and one alone.
             if distance(chosen[first], parts[first]) == 0.0:
                 chosen[first] = parts[rank]
         return self._whole(site, chosen)
@@ -214,6 +216,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         """Return how slices of channels make up a site. Raises UserError where one is missing."""
         total = sum(part.shape[-1] for part in parts)
         split = found_slices(parts, (*parts[0].shape[:-1], width))
+        # A vocabulary that was padded for the ranks adds up to more than the model's.
         if split is None and _plain(site) == LOGITS and total > width:
             split = Split(PartKind.SHARDED)
         if split is not None and split.copies > 1:

@@ -64,7 +64,7 @@ def recorded(named: str = "latest", folder: str = "mlruns", kind: str = "golden"
 
     ``named`` may also be the folder of a run that was copied. Raises UserError with the cure.
     """
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     found = open_store(TrackingConfig(folder=folder)).find(named, kind)
     if len(found) > 1:

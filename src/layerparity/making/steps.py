@@ -52,7 +52,7 @@ def make(store: Store, parent: str, settings: Settings, alone: bool = False) -> 
     ``alone`` says that the steps of the job differ in their keys: what a process can hold only once
     is then run in one of its own. Raises UserError where it cannot.
     """
-    from layerparity.making import make as one_run
+    from layerparity.making.make import make_run
 
     settings = {**settings, "reuse": True}
     config = composed(settings)
@@ -65,7 +65,8 @@ def make(store: Store, parent: str, settings: Settings, alone: bool = False) -> 
     began, before = time.monotonic(), store.counted()
     in_its_own = alone and open_backend.abilities(config).settings_once
     with brief(what), typed_keys.step(()), _under(parent or None):
-        stored = store.get(own_process.make(settings) if in_its_own else one_run.make(config))
+        run_id = own_process.make(settings) if in_its_own else make_run(config).id
+        stored = store.get(run_id)
     assert stored is not None, "a run that was just made can be found"
     spent = time.monotonic() - began
     how = "reused" if stored.sequence <= before else f"{spent:.1f} s"

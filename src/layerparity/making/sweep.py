@@ -107,7 +107,7 @@ class SweepParent(Callback):
                 part_devices.keep_shown()
             if not makes_runs:
                 return
-            from layerparity.tracking.store import open_store
+            from layerparity.tracking.opening import open_store
 
             store = open_store(config.tracking)
             name = config.get("name") or "sweep " + " ".join(overrides)
@@ -203,12 +203,12 @@ def open_store(tracking: object) -> Store:
     An embedded store is looked at when it is opened: whether it is whole, and who left runs open.
     A server is asked again for every part: what waits to be uploaded waits no longer than it must.
     """
-    from layerparity.tracking import store
+    from layerparity.tracking import opening
 
     for mine, _, _ in _open:
         if mine.config.name == EMBEDDED and mine.config == read_config(tracking):
             return mine
-    return store.open_store(tracking)
+    return opening.open_store(tracking)
 
 
 def part() -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hydra.core.hydra_config import HydraConfig
 
 from layerparity.ground import console
-from layerparity.making.make import Made, made
+from layerparity.making.make import FinishedRun, make_run
 from layerparity.making.sweep import PARTS_VARIABLE
 
 if TYPE_CHECKING:
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 _noted: set[str] = set()
 
 
-def make_part(config: Config) -> Made:
+def make_part(config: Config) -> FinishedRun:
     """Make one part of a sweep and say so in a line. Raises UserError where it cannot be made."""
     began = time.monotonic()
     number = HydraConfig.get().job.num + 1
     parts, started = os.environ.get(PARTS_VARIABLE, f"{number} {time.time()}").split()
     title = f"{number} of {parts}"
     with console.brief(title, _noted):
-        one = made(config)
+        one = make_run(config)
     how = "reused" if one.is_reused else f"{time.monotonic() - began:.1f} s"
     left = (time.time() - float(started)) / number * (int(parts) - number)
     more = [f"about {console.duration_text(left)} left"] if number < int(parts) else []

@@ -100,6 +100,7 @@ class Checkpoint:
         tensors: dict[str, Stored] = {}
         for header in self.headers:
             for stored in header.tensors:
+                # Two shards with one name may be of two downloads: either could be the right one.
                 first = tensors.setdefault(stored.name, stored)
                 if first is not stored:
                     files = f"{first.file.name} and in {header.file.name}"
@@ -111,6 +112,7 @@ class Checkpoint:
         """What its files say of themselves, read once, with each file's stamp of that moment."""
         headers = [read_header(file) for file in self._shards()]
         here = {header.file.name for header in headers}
+        # Shards of stages that are not needed may be missing, so only those here are looked at.
         due = {name for name, file in self.index.items() if file in here}
         lost = sorted(due - {each.name for header in headers for each in header.tensors})
         if lost:
@@ -313,6 +315,7 @@ class Checkpoint:
 
     def _shards(self) -> list[Path]:
         """Return the files that an index names; without any, those of the folder."""
+        # The index decides and not the folder, which may hold shards of another download.
         indexed = sorted(set(self.index.values()))
         if not indexed:
             # Opening a pipe would wait for its other end.
@@ -321,6 +324,7 @@ class Checkpoint:
                 raise self._no_weights()
             return files
         files = [self.folder / name for name in indexed]
+        # An index comes with the checkpoint, and a path in it could lead to any file.
         outside = [file for file in files if file.parent != self.folder]
         if outside:
             raise UserError(

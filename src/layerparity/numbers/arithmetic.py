@@ -25,6 +25,7 @@ _MANY = 8
 _FEWEST, _SHORT = 400, 8
 _HIGHEST: Set[Any] = frozenset({torch.max, torch.Tensor.max})
 _TOP: Set[Any] = frozenset({torch.topk, torch.Tensor.topk})
+# Their names hold the type: there is no argument that `Widen` could replace by the wide one.
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.double)
 
 
@@ -71,6 +72,7 @@ class Linear(Mode):
     def _replaced(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
+        # A product may be a sum of several: each of them would add the bias once more.
         result = self.product(input, weight)
         return result if bias is None else result + bias
 
@@ -93,6 +95,7 @@ def strided(shards: int, by_row: bool = False) -> Product:
 
     def product(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         count = min(shards, input.shape[-1])
+        # Shards of two lengths fit into no one tensor: each is cut out and multiplied alone.
         if input.shape[-1] % count:
             return _added(
                 linear(input[..., start::count], weight[..., start::count])
@@ -135,6 +138,7 @@ def _transposed(terms: torch.Tensor, weight: torch.Tensor, tokens: int) -> Itera
     (count, _, size), rows = terms.shape, len(weight)
     shards = weight.t().contiguous().view(size, count, rows).transpose(0, 1)
     short = size * rows < _FEWEST
+    # A batch holds all partial sums at once: where they are large, they are made one at a time.
     if rows == 1 or (size >= _SHORT if short else count * tokens * rows > _PART):
         return map(torch.mm, terms, shards)
     if short:
@@ -158,6 +162,7 @@ def pairwise(shards: int) -> Product:
 
 def shuffled(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return [..., row] of [..., channel] and [row, channel], terms in a fixed random order."""
+    # Drawn on the CPU for every device: another device's generator draws another order.
     order = torch.randperm(input.shape[-1], generator=torch.Generator().manual_seed(0))
     order = order.to(input.device)
     return linear(input[..., order], weight[..., order])
@@ -175,6 +180,7 @@ def accumulated(input: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def _added(partials: Iterable[torch.Tensor]) -> torch.Tensor:
     total: torch.Tensor | None = None
+    # In place, since a partial sum is a new tensor that nobody else holds.
     for partial in partials:
         total = partial if total is None else total.add_(partial)
     assert total is not None
@@ -202,6 +208,7 @@ class Widen(Mode):
         if func is functional.embedding:
             # Nothing that it is given is wide: what follows would not be either.
             return func(*args, **named).to(self.dtype)
+        # A weight is the largest operand there is: it is widened some rows at a time.
         if func is linear and len(args) > 1 and args[0].dtype == self.dtype:
             return self._linear(*args, **named)
         args = [self._dtypes(each) for each in args]
@@ -314,6 +321,7 @@ class Replay(Mode):
         # A router that is asked for several batches at once answers each of them so.
         several = scores[..., 0].numel() // max(len(chosen), 1)
         chosen = chosen.repeat(several, 1).view(*scores.shape[:-1], -1)
+        # A token that chose nothing is answered by the first place: -1 is no index.
         last = chosen[..., -1:].clamp_min(0)
         chosen = torch.where(chosen < 0, last, chosen)
         chosen = torch.cat([chosen, last.expand(*last.shape[:-1], k - chosen.shape[-1])], -1)
@@ -331,6 +339,7 @@ class Replay(Mode):
         if self.choices is None:
             return func(*args, **named)
         chosen = self.choices.to(scores.device).flatten(0, -2).view(*scores.shape[:-1], -1)
+        # What it took before, the router has masked: the next best of the told choices is left.
         value, place = scores.gather(-1, chosen).max(dim=-1, keepdim=True)
         return torch.return_types.max((value, chosen.gather(-1, place)))
 

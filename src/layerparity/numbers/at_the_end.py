@@ -44,6 +44,7 @@ def next_tokens(
     """
     follows = torch.zeros_like(mask)
     follows[:, :-1] = mask[:, 1:]
+    # What the roll gives the last place is the first token, and is not taken: nothing follows.
     known = torch.full(mask.shape, -1) if ids is None else ids.long().roll(-1, 1)
     return torch.where(follows, known, logits.argmax(-1))
 
@@ -59,6 +60,7 @@ def unlike(ids: torch.Tensor | None, tokens: torch.Tensor, shape: torch.Size) ->
         return tokens.numel()
     # A sum of the ids so far, each times a number of its place, modulo 2^64: it tells them apart.
     draw = torch.Generator().manual_seed(0)
+    # Each id is raised by one: a zero would add nothing, and its token would not be told apart.
     before = ((ids.long() + 1) * torch.randint(1 << 62, ids.shape[1:], generator=draw)).cumsum(1)
     if shape[1] == 1:
         before = before[:, -1:]
@@ -70,6 +72,7 @@ def divergence(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
     Both are log-probabilities; what has none on either side counts for nothing.
     """
+    # Minus infinity less itself is NaN: what is ruled out becomes 0 before anything is added.
     both = (p > -math.inf) & (q > -math.inf)
     # Rounding leaves less than nothing of two that hardly differ.
     return (p.exp() * (p - q)).masked_fill(~both, 0.0).sum(-1).clamp_min(0.0)
@@ -118,6 +121,7 @@ def largest(ways: Iterable[dict[str, float]], epsilon: float, scale: float) -> d
     found: dict[str, float] = {}
     for each in ways:
         for name, value in each.items():
+            # Errors in nats grow with the logits; the others are over the logits' size already.
             one = epsilon * (1.0 if name in (*TOP, "nmse") else scale)
             least = one * (LEAST if name in _MEANS else 1.0)
             least = 0.0 if name in (_AGREEMENT, _PERPLEXITY) else least
@@ -213,9 +217,11 @@ class AtTheEnd:
         self._same += int((best == candidate.argmax(1)).sum())
         self._positions += golden.shape[0]
         labels = best if labels is None else labels
+        # -1 stands for no label and is no index: what 0 gives in its place is not taken.
         there = possible.gather(1, labels.clamp_min(0).unsqueeze(1)).squeeze(1)
         known = torch.nonzero((labels >= 0) & there).flatten()
         self._moved.append(moved[known, labels[known]].numpy())
+        # Minus infinity would leave NaN in every sum: zeros on both sides add nothing.
         plain, other = (each.masked_fill(~possible, 0.0) for each in (golden, candidate))
         error, size = self._squares
         self._squares = (
@@ -223,6 +229,7 @@ class AtTheEnd:
             size + float(plain.square().sum()),
         )
         off = other - plain - _shift(plain, other, possible)
+        # The shift was taken off the zeros as well, which are no errors.
         off.abs_().masked_fill_(~possible, 0.0)
         for name, count in TOP.items():
             if count is None or count >= golden.shape[1]:
@@ -245,5 +252,6 @@ def _shift(golden: torch.Tensor, candidate: torch.Tensor, possible: torch.Tensor
     mean, other = (each.sum(1, keepdim=True) / count for each in (golden, candidate))
     deviation = (golden - mean).masked_fill(~possible, 0.0)
     spread = deviation.square().sum(1, keepdim=True)
+    # Equal logits have no slope: with 1 the shift is the difference of the means.
     slope = torch.where(spread > 0, (deviation * candidate).sum(1, keepdim=True) / spread, 1.0)
     return other - slope * mean

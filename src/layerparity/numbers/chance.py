@@ -33,8 +33,10 @@ def as_many_alike(floors: torch.Tensor, errors: torch.Tensor | None = None) -> t
     whole, squares = floors.sum(-1), floors.square().sum(-1)
     alone = 2 * floors.amax(-1) > whole
     if errors is not None:
+        # That is (sum f)^2 / sum f^2 < n / 4: a few tokens have most of the noise.
         few = _FEW_OF * whole.square() < squares * floors.shape[-1]
         alone = alone | (few & (2 * errors.amax(-1) > errors.sum(-1)))
+    # Squares of the smallest floors underflow to zero, and tell no number of tokens.
     alone = alone & (squares > 0)
     alike = whole.square() / squares.clamp_min(1e-300)
     return torch.where(alone, alike, float(floors.shape[-1]))

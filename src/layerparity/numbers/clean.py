@@ -46,6 +46,7 @@ def perturbed(values: torch.Tensor, seed: int) -> torch.Tensor:
     A quarter of the elements move to a neighbouring number, up or down: seeded, on the CPU.
     """
     generator = torch.Generator().manual_seed(seed)
+    # One in eight goes up and one in eight down: the root of a quarter is half a unit.
     dice = torch.randint(0, 8, values.shape, generator=generator).to(values.device)
     infinity = torch.full_like(values, torch.inf)
     up, down = torch.nextafter(values, infinity), torch.nextafter(values, -infinity)
@@ -77,6 +78,7 @@ class Way:
         Rows are computed ``apart`` where each is a decode step of its own.
         """
         product = (self.by_row if apart else None) or self.product
+        # The context that is entered last answers first: `Apart` sees what a product calls in turn.
         with ExitStack() as stack:
             if apart:
                 stack.enter_context(Apart())
@@ -100,6 +102,7 @@ FLOOR = (
         by_row=strided(32, by_row=True),
     ),
 )
+# What the run itself does, for a type that the run does not compute in.
 PLAIN = Way("plain")
 # Others, which no floor is made from: whether they pass is a test of the floors.
 OTHERS = (

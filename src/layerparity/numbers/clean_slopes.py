@@ -99,10 +99,12 @@ class CleanSlopes:
         # A channel's error is of few independent numbers: a slope may explain all of it.
         least = 1.0 if grouping == CHANNEL else _LEAST
         noise = torch.maximum(noise, least * floor)
+        # A sample is p^2 / (q e), and the square of a slope p^2 / q^2: e / q lies between them.
         return self.samples[grouping].expected * noise / squares.clamp_min(_TINY)
 
 
 @cache
 def _student(ways: int) -> float:
     """Return the square of Student's t over a normal's at the limit on slopes."""
+    # Both are at the same tail: however few the ways are, clean chains exceed it equally rarely.
     return float((stdtrit(ways, ndtr(_FAR)) / _FAR) ** 2)

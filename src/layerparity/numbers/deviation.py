@@ -115,6 +115,7 @@ def _judged(
     """Return what a site's sums say; ``scale`` is float64 [element]."""
     result = Deviation()
     _ratios(site, sums, None if experts is None else experts.sent, result)
+    # The floor by element was summed over all real tokens, of which fewer may be judged.
     part = site.tokens.numel() / max(site.real, 1)
     by_element, weight = sums.slopes[CHANNEL], scale.square()
     own = GoldenSlopes(site.golden, site.reference, scale)
@@ -122,6 +123,7 @@ def _judged(
         slopes = sums.slopes[grouping]
         noise = group_floor(site.floor.elements, weight, site.layout, grouping) * part
         variance = _across(site.layout, grouping, by_element.p, by_element.q, slopes)
+        # A slip must not count as noise: what a slope explains of the error is taken off.
         error = site.layout.sums(sums.error_elements * weight, grouping)
         clean = site.clean.variance(grouping, _left(error, slopes), noise, slopes.q)
         name = f"slope_{grouping}".removesuffix("_whole")
@@ -136,6 +138,7 @@ def _judged(
             experts.variance,
             lambda: experts.sent.sums(own.by_token),
         )
+    # An offset regresses on 1, whose sum of squares is the number of tokens.
     ones = torch.full_like(sums.differences, site.tokens.numel())
     variance = _across(site.layout, WHOLE, sums.differences, ones, sums.offset)
     _note_slope(result, "offset", sums.offset, variance, lambda: own.offset)
@@ -147,9 +150,11 @@ def _ratios(site: JudgedSite, sums: SiteSums, sent: Sent | None, result: Deviati
     tokens, width = site.candidate.shape
     floors = site.floor.tokens[:, site.tokens].double()
     error, square = sums.error_tokens.sum(), sums.square_tokens.sum()
+    # The largest total of one way: the worst way of each token together is no computation.
     own = torch.maximum(floors.sum(1).max(), _least(site, square, tokens * width))
     alike = float(as_many_alike(floors.mean(0), sums.error_tokens))
     total, chance = _total(site, own, sums.square_tokens, alike)
+    # Nothing typical is known by element: its floor is raised as far as the whole site's was.
     few = max(of_few(tokens), chance) * float(total / own if own > 0 else 1.0)
     total = total * chance
     result.metrics |= {
@@ -160,6 +165,7 @@ def _ratios(site: JudgedSite, sums: SiteSums, sent: Sent | None, result: Deviati
     by_token = torch.maximum(floors.amax(0), _least(site, sums.square_tokens, width))
     if site.typical is not None:
         typical = site.typical.of_tokens(sums.square_tokens)
+        # No token is worth more independent numbers than it has.
         freedom = min(site.typical.freedom, width)
         by_token = site.typical.raised_to_typical(by_token, typical, freedom)
     per_token = (sums.error_tokens, by_token, sums.square_tokens)
@@ -176,6 +182,7 @@ def _ratios(site: JudgedSite, sums: SiteSums, sent: Sent | None, result: Deviati
         _note_worst(result, HEAD, per_head, tokens * width // site.layout.heads)
     if sent is not None:
         groups = [sent.sums(each) for each in per_token]
+        # An expert without tokens has no error either: counted as one, its floor stays a number.
         groups[1] = groups[1] * of_few(sent.counts.double().clamp_min(1))
         _note_worst(result, "expert", groups, width * sent.counts)
 
@@ -191,6 +198,7 @@ def _total(
     width = site.candidate.shape[-1]
     if site.typical is None:
         return own, by_chance(tokens, width)
+    # Tokens are independent draws: so many of them are worth so many times one's numbers.
     freedom = min(site.typical.freedom, width) * tokens
     typical = site.typical.of_tokens(squares).sum()
     return site.typical.raised_to_typical(own, typical, freedom), 1 + FEW_NUMBERS / freedom
@@ -205,6 +213,7 @@ def least_floor(
     ``square`` is float64 of any shape, as is the result.
     """
     kind = torch.finfo(dtype)
+    # No result is nearer than the type's least step: float16's is far above what is flushed.
     smallest = max(_FLUSHED, kind.smallest_normal * kind.eps)
     return (LEAST * epsilon) ** 2 * square + smallest**2 * count
 
@@ -226,8 +235,10 @@ def _note_worst(
     common = (floor / square.clamp_min(TINY))[square > 0]
     if common.numel():
         # A number near zero is a sum of large ones; a massive one rounds by its own size.
+        # Medians, since one chaotic group would raise a mean for all of them.
         typical = torch.maximum(floor.median(), common.median() * square)
         drawn = (count * floor + SHARED * typical) / (count + SHARED)
+        # What is noisy in every way is so by no luck: no floor is drawn down all the way.
         floor = torch.maximum(drawn, floor / LUCKY)
     ratio = torch.where(floor > 0, (error / floor).sqrt(), torch.where(error > 0, torch.inf, 0.0))
     if ratio.numel():
@@ -286,6 +297,7 @@ def _of_experts(site: JudgedSite, sums: SiteSums, weight: torch.Tensor, sent: Se
         share = sent.counts / max(site.real, 1)
         noise = group_floor(site.floor.elements, weight, site.layout, WHOLE) * share
         left = _left(sent.sums(sums.weighed), slopes)
+        # The slopes count all tokens of the site: an expert of too few is ruled out here.
         few = torch.where(sent.counts < FEWEST, torch.inf, 0.0)
         variance = site.clean.variance(WHOLE, left, noise, slopes.q) + few
         bound = _significance(slopes, variance)
@@ -309,6 +321,7 @@ def _across(
     Tokens share what is constant in them: a massive channel rounds alike in all of them, and would
     by itself look like a factor. A factor of a group is one that its elements agree on.
     """
+    # A channel is one element, which agrees with itself.
     if grouping == CHANNEL:
         return torch.zeros_like(slopes.p)
     each = slopes.slope.repeat_interleave(layout.elements // slopes.p.numel())
@@ -329,8 +342,10 @@ def _note_slope(
     the golden's own products, of that shape.
     """
     slope, z = slopes.slope, _significance(slopes, variance)
+    # The golden's products take another reading of two tensors, which few slopes are worth.
     if may_be_a_mistake(slope, z):
         left = without_golden(slope, of_golden() / slopes.q.clamp_min(TINY))
+        # The standard error stays the same, and z goes with the slope.
         slope, z = left, z * left.abs() / slope.abs().clamp_min(TINY)
     worst = int(z.argmax())
     result.metrics[name] = float(slope[worst])

@@ -90,6 +90,7 @@ def scales(elements: torch.Tensor) -> torch.Tensor:
     """
     mean = elements.double().mean(-2)
     least = _LEAST * mean.mean(-1, keepdim=True)
+    # Where no way is off anywhere, no element is known to round more than another.
     return torch.where(mean.sum(-1, keepdim=True) > 0, (mean + least).rsqrt(), 1.0)
 
 
@@ -139,6 +140,7 @@ def group_floor(
     ``elements`` are a floor's, floating [way, element], and ``weight`` the squares of their
     `scales`.
     """
+    # Each way's own sum comes first: the worst way of each element together is no computation.
     return layout.sums(elements.double() * weight, grouping).amax(0)
 
 
@@ -168,17 +170,21 @@ class _Passes:
             tokens[:, :, part] = error.sum(3)
             elements += error[:, :, real].sum(2)
             goldens += (own - wide).square_()[:, 0, real].sum((1, 2))
+            # The values are of no more use here: they become the products in place, without a copy.
             products += values.sub_(own).mul_(wide)[:, :, real].sum(2)
         slopes = _slopes(products, squares, elements, layout)
         floor = Floor(names, tokens, elements, slopes)
         epsilon = torch.finfo(self.golden.dtype).eps
+        # A golden of a shorter type is further off than these ways by its own rounding alone.
         if epsilon <= torch.finfo(self.ways[0].dtype).eps:
+            # One rounding moves a number by half an epsilon of it at most.
             least = (epsilon / 2) ** 2 * squares.sum(1)
             alike = as_many_alike(tokens.mean(1)[:, self.mask]).clamp_min(1.0)
             clean = elements.sum(2).amax(1) * by_chance(alike, width)
             floor.golden_shares = _shares(goldens, clean.maximum(least))
         floor.real = torch.stack([tokens.amax(1), by_token], 1)[:, :, self.mask]
         if rows >= FEW:
+            # This reads the tensors again: scales are known once every row is summed.
             errors, floor.factors = self._weighed(scales(elements).square(), layout)
             floor.weighed = errors.amax(1)
             floor.freedom = freedom_among(errors[:, :, self.mask].transpose(0, 1).flatten(1))
@@ -205,6 +211,7 @@ class _Passes:
             for grouping, parts in shared.items():
                 p, q = (layout.sums(each, grouping) for each in (terms, squares))
                 parts.add_(explained(p, q, dim=(2, 3)))
+            # A product with the weights sums each row without a weighed copy.
             squared = values.square_().flatten(1, 2)
             errors[:, :, part] = (squared @ weight.unsqueeze(2)).view(passes, count, -1)
         total = errors[:, :, self.mask].sum(2).clamp_min(TINY)
@@ -222,6 +229,7 @@ class _Passes:
             real = slice(None) if bool(self.mask[part].all()) else self.mask[part]
             wide = self.reference[:, part].double().unsqueeze(1)
             values = wide.new_empty(passes, len(self.ways), *wide.shape[2:])
+            # Each way is widened as it is copied: a stack of them would be a copy more.
             for index, way in enumerate(self.ways):
                 values[:, index] = way[:, part]
             yield part, real, wide, values
@@ -255,6 +263,7 @@ def _slopes(
             for each in (products, squares.unsqueeze(1), elements)
         )
         size = q * error
+        # Over the way's own error it is a squared correlation: a noisy way counts as any other.
         slopes = torch.where(size > 0, p.square() / size.clamp_min(TINY), 0.0)
         # Of several groups the largest: some always follow the reference more than others.
         total = float(slopes.amax(2).sum())
@@ -273,6 +282,7 @@ def _joined(floors: Sequence[Floor]) -> Floor:
         golden_shares=tuple(share for floor in floors for share in floor.golden_shares),
         slopes={name: SlopeSample.pooled(one.slopes[name] for one in floors) for name in slopes},
         factors={name: max(one.factors[name] for one in floors) for name in factors},
+        # The least freedom: the more floors scatter, the less stands out of them.
         freedom=min(known, default=None),
         **tensors,
     )

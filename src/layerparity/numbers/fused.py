@@ -22,6 +22,7 @@ from layerparity.numbers.pair_sums import BINS, Moments, PairSums, filled, most_
 # Pairs of a slice: long enough to hide what starting one costs, short enough to share them out.
 _SLICE = 1 << 18
 _WORDS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16}
+# Every float16 is a float32: it is made one, and the kernel needs no third type.
 _EXACT = torch.float16
 Result = TypeVar("Result")
 
@@ -61,6 +62,7 @@ class _Work(NamedTuple):
     @classmethod
     def of(cls, golden: torch.Tensor, candidate: torch.Tensor, close: Closeness) -> _Work:
         rows, width = golden.shape
+        # A segment is of one row: the squares of a row are those of its segments.
         parts = -(-width // kernel.SEGMENT)
         step = max(1, _SLICE // min(width, kernel.SEGMENT))
         slices = -(-rows * parts // step)
@@ -78,6 +80,7 @@ class _Work(NamedTuple):
     def measure(self, index: int, histogram: np.ndarray) -> None:
         """Measure one slice, counting |d| in a thread's own histogram, int32 [4, BINS + ZEROS]."""
         first, last = index * self.step, min((index + 1) * self.step, self.squares.shape[1])
+        # Steps are the candidate's own: a wider golden is rounded to its type first.
         rounded = self.golden.itemsize > self.candidate.itemsize
         layout = (self.width, first, last, rounded)
         room = (self.sums[index], self.counts[index], self.squares, histogram)
@@ -103,9 +106,11 @@ class _Work(NamedTuple):
             histogram=filled(histogram),
         )
         if pairs.count:
+            # Positive floats are ordered as their bits are, which a slot of whole numbers holds.
             most = self.counts.max(0)
             largest = most[kernel.LARGEST : kernel.LARGEST + 1].view(np.float64)
             pairs.max_abs_diff = float(largest[0])
+            # The kernel counts in 32 bits, where a step of bfloat16 is 2^16.
             pairs.max_ulp = float(int(most[kernel.STEPS]) >> 32 - 8 * self.candidate.itemsize)
         return pairs
 
@@ -116,10 +121,13 @@ def _share_out(work: _Work) -> np.ndarray:
     todo = itertools.count()
 
     def run() -> np.ndarray:
+        # One for each thread: whole numbers add up to the same in any order, which floats do not.
         histogram = np.zeros((4, BINS + kernel.ZEROS), dtype=np.int32)
+        # The interpreter's lock gives each number to one thread; the kernel runs without the lock.
         while (index := next(todo)) < slices:
             work.measure(index, histogram)
         counts: np.ndarray = histogram.sum(0, dtype=np.int64)
+        # Equal pairs were counted in turn behind the last bin, and belong into the first.
         counts[0] += counts[BINS:].sum()
         return counts[:BINS]
 
@@ -131,6 +139,7 @@ def in_threads(run: Callable[[], Result], most: int) -> list[Result]:
     threads = min(torch.get_num_threads(), most)
     if threads <= 1:
         return [run()]
+    # The pool is of one size whatever is due: each other size would keep threads of its own.
     others = [_pool(torch.get_num_threads()).submit(run) for _ in range(threads - 1)]
     return [run(), *(each.result() for each in others)]
 

@@ -32,11 +32,13 @@ def fused_site_sums(sides: _Sides, scale: torch.Tensor, layout: TokenLayout) -> 
     """Return what `site_sums.plain_site_sums` returns, of ``sides`` that the kernel `takes`."""
     tokens, width = sides[0].shape
     cuts, tops = _cuts(width, layout.heads), range(0, tokens, _ROWS)
+    # With few tokens a task takes more columns: it has to outlast what starting it costs.
     blocks = _blocks(cuts, max(site_kernel.COLUMNS, _TASK // tokens))
     columns = np.zeros((len(tops), 7, width))
     rows = np.zeros((len(blocks), tokens, 5))
     parts = np.zeros((3, tokens, len(cuts) - 1))
     flat, factors = _flat(sides), (scale.numpy(), scale.square().numpy())
+    # All threads take from this one: under the interpreter's lock a task comes once.
     tasks = product(enumerate(tops), enumerate(blocks))
 
     def run() -> None:
@@ -96,6 +98,7 @@ def _total(found: tuple[np.ndarray, ...], scale: torch.Tensor, layout: TokenLayo
     error, difference, p, q, pp, pq, qq = by_element
     squared, square, weighed, own, offset = by_token
     heads = max(1, layout.heads)
+    # A head that is longer than a part has several of them, and each head as many.
     by_head = parts if parts.shape[2] == heads else parts.unflatten(-1, (heads, -1)).sum(-1)
     products, squares, shared = by_head.sum(-1)
     slopes = {WHOLE: Slopes.of(products.unsqueeze(1), squares.unsqueeze(1))}
@@ -103,6 +106,7 @@ def _total(found: tuple[np.ndarray, ...], scale: torch.Tensor, layout: TokenLayo
     if HEAD in layout.groupings:
         slopes[HEAD] = Slopes.of(by_head[0], by_head[1])
         explains[HEAD] = explained(by_head[2], by_head[1], dim=1)
+    # The kernel adds columns without weights: one column has one weight, put on at the end.
     slopes[CHANNEL] = Slopes(p, q, pp, pq, qq, len(square)).scaled(scale.square())
     offsets = offset.unsqueeze(1)
     return SiteSums(

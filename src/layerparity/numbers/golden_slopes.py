@@ -37,6 +37,7 @@ class GoldenSlopes:
             for rows in pieces(tokens, elements):
                 golden, reference = (each[rows].double() for each in self._sides)
                 error = golden - reference
+                # First the offset, since the products take the error's memory.
                 offsets[rows] = error @ self._scale
                 products = error.mul_(reference).mul_(weight)
                 by_element += products.sum(0)
@@ -69,5 +70,6 @@ def without_golden(slope: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
 
     That is taken off where it is the greater part: the candidate is nearer to the reference.
     """
+    # Their sum is the slope of (candidate - reference).
     off = slope + own
     return torch.where(off.abs() < _MOST * slope.abs(), off, slope)

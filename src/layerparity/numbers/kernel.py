@@ -31,6 +31,7 @@ COUNT, SIMILAR, DISAGREE, BROKEN, LARGEST, STEPS = range(6)
 # Moments come from sums of squares that are at most this many times as large.
 _MOST = 64
 
+# Float32 bits without their sign: from these on a number is not finite, above them it is NaN.
 _INF = np.uint32(0x7F800000)
 _UNSIGNED = np.uint32(0x7FFFFFFF)
 _TURN = np.uint16(ZEROS - 1)
@@ -77,6 +78,7 @@ def _compact(golden: Any, candidate: Any, room: Any, counts: Any) -> Any:
         g_size, c_size = np.uint32(g & _UNSIGNED), np.uint32(c & _UNSIGNED)
         counts[BROKEN] += g_size >= _INF
         if g_size >= _INF or c_size >= _INF:
+            # NaN has many patterns, and each Inf has one.
             agree = (g_size > _INF and c_size > _INF) or g == c
             counts[DISAGREE] += not agree
         else:
@@ -112,6 +114,7 @@ def _sum(golden: Any, candidate: Any, bounds: Any, sums: Any, bins: Any) -> Any:
         sg += g
         sc += c
         similar += gap <= atol + rtol * abs(c)
+        # Without a sign, bits are ordered as their numbers are.
         largest = max(largest, np.float64(gap).view(np.int64))
         upper = np.uint16(np.float32(narrow).view(np.uint32) >> np.uint32(16))
         bins[i] = upper if upper else np.uint16(np.uint16(BINS) + np.uint16(np.uint16(i) & _TURN))
@@ -146,6 +149,7 @@ def _moments(golden: Any, candidate: Any, sums: Any) -> None:
     gg, cc = sums[GG], sums[CC]
     g, c = sums[SG] / golden.size, sums[SC] / golden.size
     xx, yy = gg - sums[SG] * g, cc - sums[SC] * c
+    # The last condition is for the product g c = g^2 + g d, which cancels where c is near zero.
     if _MOST * xx > gg and _MOST * yy > cc and _MOST * cc > gg:
         sums[G_MEAN], sums[C_MEAN] = g, c
         sums[XX], sums[YY], sums[XY] = xx, yy, gg + sums[GD] - sums[SG] * c
@@ -173,6 +177,7 @@ def _round(bits: Any, room: Any) -> Any:
     """Return float32 bits rounded to bfloat16's, half to even."""
     for i in range(bits.size):
         word = wide(bits[i])
+        # Half a unit less one, plus the last bit that stays: a tie carries only where that is odd.
         half = np.uint32(0x7FFF) + ((word >> np.uint32(16)) & np.uint32(1))
         room[i] = np.uint32(word + half) & np.uint32(0xFFFF0000)
     return room[: bits.size]
@@ -196,8 +201,10 @@ def _steps(golden: Any, candidate: Any) -> Any:
         for i in range(golden.size):
             g, c = signed(read(golden[i])), signed(read(candidate[i]))
             g_sign, c_sign = signed(g >> top), signed(c >> top)
+            # Sign and size become two's complement, in which both zeros are 0.
             g = signed(((g & size) ^ g_sign) - g_sign)
             c = signed(((c & size) ^ c_sign) - c_sign)
+            # Unsigned: the outermost numbers are more steps apart than a signed word holds.
             most = max(most, unsigned(unsigned(max(g, c)) - unsigned(min(g, c))))
         return np.int64(most) << dropped
 
@@ -214,6 +221,7 @@ def _tally(bins: Any, histogram: Any, golden: Any, candidate: Any, ahead: Any) -
     most = np.uint64(0xFFFF)
     words = bins[: bins.size // 4 * 4].view(np.uint64)
     for i in range(words.size):
+        # Four words of bins are sixteen pairs: a cache line of float32.
         if i & 3 == 0:
             fetch(golden, ahead + 4 * i)
             fetch(candidate, ahead + 4 * i)
@@ -248,6 +256,7 @@ def measure(golden: Any, candidate: Any, layout: Any, bounds: Any, found: Any) -
         g, c = golden[start:stop], candidate[start:stop]
         similar, largest = _sum(g, c, bounds, own, bins)
         size, squares[1, segment] = g.size, own[DD]
+        # NaN or Inf on either side shows in d^2, and no finite float32 overflows in float64.
         if np.isfinite(own[DD]):
             _moments(g, c, own)
             most = steps(_round(g, kept[0]), c) if rounded else steps(g, c)

@@ -122,6 +122,7 @@ def every_metric() -> Mapping[str, Metric]:
     for file in registry.names("numbers.metrics"):
         pairs += registry.load("numbers.metrics", file).METRICS.items()
     metrics = dict(sorted(pairs))
+    # Of two with one name a dictionary keeps the last, without a word.
     if len(metrics) < len(pairs):
         raise ValueError(f"two metrics have one name: {sorted(name for name, _ in pairs)}")
     return metrics
@@ -170,6 +171,7 @@ class Chunk:
             return PairSums(), np.zeros((2, rows))
         golden, candidate = self.golden.reshape(rows, -1), self.candidate.reshape(rows, -1)
         if self.size >= _WORTH_COMPILING and find_spec("numba") is not None:
+            # Here and not above: importing numba takes longer than the sums of a small chunk.
             from layerparity.numbers import fused
 
             if fused.takes(golden, candidate):

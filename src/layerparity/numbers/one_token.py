@@ -74,6 +74,7 @@ def deviations(sites: OneTokenSites) -> list[Deviation]:
         slope, name = p / q.clamp_min(TINY), f"slope_{grouping}".removesuffix(f"_{WHOLE}")
         found += [(name, slope[:, 0]), (f"{name}_z", none)]
         if slope.shape[1] > 1:
+            # Of significances that are all 0 the first group is the worst, as in `deviation`.
             found.append((f"{name}_index", none))
             profiles.append((name, slope))
     found += [("offset", (difference * scale).sum(1) / c.shape[1]), ("offset_z", none)]
@@ -122,11 +123,13 @@ def _of_groups(sums: Sequence[torch.Tensor], count: int | torch.Tensor) -> torch
     what the site's groups have in common.
     """
     error, floor, square = sums
+    # The median leaves out NaN, and with it the groups whose reference is zero.
     relative = torch.where(square > 0, floor / square.clamp_min(TINY), torch.nan)
     common = relative.nanmedian(1, keepdim=True).values
     typical = torch.maximum(floor.median(1, keepdim=True).values, common * square)
     drawn = (count * floor + SHARED * typical) / (count + SHARED)
     drawn = torch.maximum(drawn, floor / LUCKY)
+    # A site whose reference is zero throughout has nothing in common to be drawn to.
     return _root(error, torch.where(common.isnan(), floor, drawn))
 
 
@@ -140,6 +143,7 @@ def _by_site(
 ) -> list[Deviation]:
     """Return metrics, [site] each, and profiles, [site, group] each, by site."""
     names = [name for name, _ in found]
+    # One table leaves torch at once: to ask for each number takes longer than to compute it.
     table = torch.stack([values.double() for _, values in found], 1).tolist()
     arrays: list[tuple[str, np.ndarray]] = [(name, values.numpy()) for name, values in profiles]
     return [

@@ -108,6 +108,7 @@ _ADDED = (
 
 def larger(old: float, new: float) -> float:
     """Return the larger of two numbers, of which NaN is none."""
+    # No comparison with NaN holds: an old one gives way as well.
     return old if math.isnan(new) or old >= new else new
 
 
@@ -199,6 +200,7 @@ def _of_rows(
     d, width = c - g, g.shape[1]
     gap = d.abs()
     means = g.mean(1, keepdim=True), c.mean(1, keepdim=True)
+    # Squares about the mean, and not those about zero less the mean's: nothing cancels.
     x, y = g - means[0], c - means[1]
     similar = gap <= c.abs().mul_(close.rtol).add_(close.atol)
     ulp = gap.new_full((len(g),), math.nan)
@@ -206,7 +208,9 @@ def _of_rows(
         ulp = most_steps(golden.to(candidate.dtype), candidate)
     sums = ((g, g), (c, c), (d, d), (g, d), (x, x), (y, y), (x, y))
     columns = (gap.sum(1), gap.amax(1), similar.sum(1), ulp, *(each[:, 0] for each in means))
+    # One list of all numbers: each by itself would be another call of torch.
     table = torch.stack([*columns, *((left * right).sum(1) for left, right in sums)], 1).tolist()
+    # Rounded to float32 first, so that |d| of every type falls into the same bins.
     bins = (gap.float().view(torch.int32) >> DROPPED_BITS).numpy()
     return [
         PairSums(
@@ -260,6 +264,7 @@ def added(left: np.ndarray, right: np.ndarray) -> np.ndarray:
         return left if left.size else right
     bins, counts = np.concatenate([left, right], 1)
     some, where = np.unique(bins, return_inverse=True)
+    # The counts pass through float64, which holds whole numbers up to 2^53.
     return np.stack([some, np.bincount(where, counts).astype(np.int64)])
 
 
@@ -287,4 +292,5 @@ def _ordered(values: torch.Tensor) -> torch.Tensor:
     kind = _BITS[values.element_size()]
     bits = values.view(kind)
     sign = bits >> (8 * bits.element_size() - 1)
+    # To flip all bits and add one negates, so that both zeros are 0.
     return (bits & torch.iinfo(kind).max).bitwise_xor_(sign).sub_(sign)

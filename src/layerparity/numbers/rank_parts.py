@@ -64,6 +64,7 @@ class Split:
         if self.kind is not PartKind.SHARDED:
             return [RankShare(self.kind)] * len(parts)
         held, shares = self.slices(len(parts)), list[RankShare]()
+        # The last slice may be shorter: each begins where the one before it ends.
         start = 0
         for slice_ in range(max(held) + 1):
             end = start + parts[held.index(slice_)].shape[self.axis]
@@ -101,8 +102,10 @@ def merge(parts: Sequence[torch.Tensor], shares: Sequence[RankShare]) -> Merged:
         what = "terms" if first.kind is PartKind.PARTIAL else "replicas"
         raise ValueError(f"{what} have the shapes {[list(each.shape) for each in parts]}")
     if first.kind is PartKind.PARTIAL:
+        # Rounded once: in a narrow type, small terms vanish beside a large sum.
         return Merged(_total(parts).to(parts[0].dtype))
     if first.kind is PartKind.REPLICATED:
+        # A copy: the whole is filled in place, and the first rank's own tensor must stay.
         return _agreed(parts[0].clone(), [(rank, each, None) for rank, each in enumerate(parts)], 0)
     size = 1 + max(max(each.index, default=-1) for each in shares)
     missing = set(range(size)) - {place for each in shares for place in each.index}
@@ -148,11 +151,13 @@ def _agreed(
         owner[places[fresh]] = rank
         if not owners:
             continue
+        # Places that this rank filled just now are its own values, and equal themselves.
         before = whole.index_select(dim, places) if whole.dim() else whole
         relative = distance(part, before)
         worst = max(worst, relative)
         for each in owners:
             held_by = sides.setdefault((each, tuple(places.tolist())), [(before, [each])])
+            # By `distance`, since NaN at the same places is no disagreement.
             alike = (ranks for values, ranks in held_by if distance(part, values) == 0.0)
             same = next(alike, None)
             held_by.append((part, [rank])) if same is None else same.append(rank)
@@ -169,19 +174,26 @@ def odd_ones(sides: Sequence[Sequence[int]]) -> set[int]:
     return {rank for each in sides if len(believed) > 1 or each is not believed[0] for rank in each}
 
 
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Say whether two tensors of one shape hold the same numbers, NaN at the same places."""
+    import torch
+
+    # To torch.equal no NaN equals another; what is infinite stays so, and equals no number.
+    plain = (each.nan_to_num(0.0, math.inf, -math.inf) for each in (one, other))
+    return torch.equal(*plain) and torch.equal(one.isnan(), other.isnan())
+
+
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return ``||one - other|| / ||other||``; 0 where both are equal, NaN at the same places.
 
-    Any shape and dtype; infinite where only one of them is finite, where ``other`` is zero, and
-    where their shapes differ.
+    Any shape and dtype; infinite where they differ and one of them holds NaN or Inf, where
+    ``other`` is zero, and where their shapes differ.
     """
     import torch
 
     if one.shape != other.shape:
         return math.inf
-    if torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)) and torch.equal(
-        one.isnan(), other.isnan()
-    ):
+    if is_same(one, other):
         return 0.0
     wide = torch.float64
     apart = (one.to(wide) - other.to(wide)).norm().item()

@@ -12,6 +12,8 @@ from torch.nn.functional import linear
 from layerparity.numbers.arithmetic import Mode, Operation
 
 _PRODUCTS = {torch.mm, torch.bmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__}
+# A vector's remainder may round these otherwise, since they are approximations. A sum or a product
+# of two numbers is the nearest one, whatever instruction makes it.
 _CURVES = {torch.sigmoid, torch.Tensor.sigmoid, torch.tanh, torch.Tensor.tanh}
 _CURVES |= {torch.exp, torch.Tensor.exp, torch.rsqrt, torch.Tensor.rsqrt, functional.sigmoid}
 _CURVES |= {functional.silu, functional.gelu, functional.softplus}
@@ -86,6 +88,7 @@ def _by_group(
     """
     assert bias is None
     assert out_dtype in (None, input.dtype)
+    # A row is of the first expert whose rows end behind it: one without rows is passed over.
     experts = torch.searchsorted(offs, torch.arange(len(input), device=offs.device), right=True)
     rows, one = zip(cut(input, 0), experts.tolist(), strict=True), torch.ones_like(offs[:1])
     return torch.cat([func(row, weight[at : at + 1], offs=one) for row, at in rows])

@@ -94,6 +94,7 @@ def measure(sides: Any, factors: Any, task: Any, found: Any) -> None:
     begin = 0
     while begin < cuts.size - 1:
         end, start = begin + 1, cuts[begin]
+        # Neighbouring parts share a reading of the rows as long as their columns' sums fit.
         while end < cuts.size - 1 and cuts[end + 1] - start <= COLUMNS:
             end += 1
         own[:] = 0
@@ -102,6 +103,7 @@ def measure(sides: Any, factors: Any, task: Any, found: Any) -> None:
                 column = cuts[piece]
                 where = (row * width + column, column, column - start)
                 sums = _row(sides, factors, where, cuts[piece + 1] - column, own)
+                # No other task adds to this row of this block: its parts are added in their order.
                 for slot in range(5):
                     rows[row, slot] += sums[slot]
                 for slot in range(3):
@@ -129,6 +131,7 @@ def _left(products: Any, squares: Any, slope: Any, weights: Any) -> Any:
     """Return the sum of the squares of (P - slope Q) w; all are float64 [columns]."""
     total = 0.0
     for i in range(weights.size):
+        # Weights are the columns' own: it is enough to put them on sums over all rows.
         left = (products[i] - slope * squares[i]) * weights[i]
         total += left * left
     return total

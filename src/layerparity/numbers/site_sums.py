@@ -87,6 +87,7 @@ def plain_site_sums(sides: Sides, scale: torch.Tensor, layout: TokenLayout) -> S
         sums.offset.add(offsets, torch.full_like(offsets, elements))
         _regress(sums, rows, (difference.mul_(r), square, shared), weight, layout)
     sums.differences *= scale
+    # What channels regress on is r^2: it is summed once for both.
     sums.square_elements += sums.slopes[CHANNEL].q
     # Until here the channels' terms are not weighed.
     sums.slopes[CHANNEL] = sums.slopes[CHANNEL].scaled(weight)
@@ -109,6 +110,7 @@ def _regress(
         sums.shared[HEAD][rows] = explained(each[2], each[1], dim=1)
         p, q, of_all = (values.sum(1) for values in each)
     else:
+        # A product weighs and adds at once, without a weighed copy.
         p, q, of_all = products @ weight, squares @ weight, shared @ weight
     sums.shared[WHOLE][rows] = explained(of_all.unsqueeze(1), q.unsqueeze(1), dim=1)
     sums.products[rows], sums.squares[rows] = p, q

@@ -71,6 +71,7 @@ def freedom_among(ways: torch.Tensor) -> float | None:
     """
     least, errors = math.inf, ways.numpy()
     for index, way in enumerate(errors):
+        # As a candidate is: over the largest of the others, of which a single way has none.
         others = np.delete(errors, index, axis=0).max(axis=0, initial=0.0)
         seen = others > 0
         least = min(least, degrees_of_freedom(way[seen] / others[seen]))
@@ -93,14 +94,17 @@ def standing_out(
     """
     seen = torch.nonzero(floors > 0).flatten()
     ratio = errors[seen] / floors[seen]
+    # The median, since the token that stands out would raise a mean.
     common = float(ratio.median()) if ratio.numel() else 0.0
     if common <= 0:
         return 0, 0.0, 0.0
     freedom = min(degrees_of_freedom(ratio), among)
     most = min(_MOST_FREEDOM, ratio.numel())
+    # Variances add up, and 2 / (9 df) is one: so do the inverses of degrees of freedom.
     freedom = most if math.isinf(freedom) else freedom * most / (freedom + most)
     # The ratios scatter by both.
     a = 2 / (9 * freedom * (1 + 1 / ways))
+    # A floor is of so many ways: it is worth as many times the numbers of one error.
     b = a / ways
     worst = int(ratio.argmax())
     # The median is where z is 0.

@@ -19,6 +19,7 @@ WHOLE, HEAD, CHANNEL = "whole", "head", "channel"
 # Clusters: of fewer, the variance itself is a guess.
 FEWEST = 16
 # Elements of a piece.
+# Their float64 values stay in a core's cache.
 PIECE = 1 << 16
 _TINY = 1e-300
 
@@ -62,6 +63,7 @@ def heads_of(sites: Iterable[tuple[str, tuple[int, ...], tuple[str, ...]]]) -> d
         for end, shape, axes in sites
         if end in ("q_rotated", "k_rotated") and "head" in axes
     }
+    # Values are not rotated, but each has its key: they have the keys' heads.
     return counts | ({"v": counts["k"]} if "k" in counts else {})
 
 
@@ -78,6 +80,7 @@ def token_layout(
     if "head" in axes:
         return TokenLayout(elements, shape[axes.index("head")])
     count = next((n for part, n in heads.items() if local.startswith(f"self_attn.{part}_")), 0)
+    # Channels that do not divide evenly are not laid out in these heads.
     return TokenLayout(elements, count if count and elements % count == 0 else 0)
 
 
@@ -136,8 +139,10 @@ class Slopes:
         if self.tokens < FEWEST:
             return torch.full_like(self.p, torch.inf)
         slope = self.slope
+        # The sum of (P - slope Q)^2, multiplied out: the slope is known after the last token only.
         squares = self.pp - 2 * slope * self.pq + slope.square() * self.qq
         correction = self.tokens / (self.tokens - 1)
+        # What was multiplied out may cancel to less than nothing.
         return correction * squares.clamp_min(0) / self.q.square().clamp_min(_TINY)
 
 
@@ -162,6 +167,7 @@ class Sent:
     @classmethod
     def of(cls, routed: torch.Tensor) -> Sent:
         """Return what bool [token, expert] says."""
+        # Transposed, since nonzero goes by rows: an expert's tokens come together.
         experts, tokens = routed.T.contiguous().nonzero(as_tuple=True)
         return cls(tokens, experts, torch.bincount(experts, minlength=routed.shape[1]))
 

@@ -80,6 +80,7 @@ def _quantiles(values: Values, *wanted: float) -> list[float]:
     Of few values torch takes longer for one than it takes to sort them.
     """
     ordered = np.sort(values)
+    # NaN is sorted last: one is enough to leave no quantile.
     if np.isnan(ordered[-1]):
         return [math.nan] * len(wanted)
     found = []
@@ -88,6 +89,7 @@ def _quantiles(values: Values, *wanted: float) -> list[float]:
         below = int(place)
         low, high = float(ordered[below]), float(ordered[math.ceil(place)])
         part, whole = place - below, high - low
+        # From the nearer of the two, as the interpolations of numpy and torch go.
         found.append(low + part * whole if part < 0.5 else high - whole * (1 - part))
     return found
 
@@ -100,6 +102,7 @@ def degrees_of_freedom(values: torch.Tensor | Values) -> float:
     cube root of the ratio is ``1 + z sqrt(a) / (1 - a)``.
     """
     seen = np.asarray(values)
+    # Zeros are no draws of a chi-squared number: nothing rounded there.
     kept = seen[seen > 0]
     if len(kept) < _FEWEST:
         return math.inf
@@ -108,5 +111,6 @@ def degrees_of_freedom(values: torch.Tensor | Values) -> float:
     over = (ratio ** (1 / 3) - 1) / _NORMAL
     if over <= 0:
         return math.inf
+    # The positive root s of over (1 - s^2) = s, with s^2 = a = 2 / (9 df).
     root = (math.sqrt(1 + 4 * over**2) - 1) / (2 * over)
     return 2 / (9 * root**2) if root > 0 else math.inf

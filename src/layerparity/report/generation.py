@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from layerparity.ground.errors import Exit
 from layerparity.ground.numeral import numeral, percent
 from layerparity.judge.generation import GenerationParity, TokenChoice
+from layerparity.report.study import Study
 
 COLUMNS = (
     "row",
@@ -20,6 +22,39 @@ COLUMNS = (
 )
 # A token's text, by its number.
 Words = Callable[[int], str]
+
+
+def study(parity: GenerationParity, words: Words, candidate: str, more: Sequence[str]) -> Study:
+    """Return what is kept and shown of two runs' tokens; ``more`` are further sentences.
+
+    Each step's divergence and margins are drawn, of the first row. ``candidate`` is a run's id.
+    """
+    points = [
+        (f"generation/{name}", value, each.step)
+        for each in parity.steps
+        if each.row == 0
+        for name, value in (
+            ("KL", each.kl),
+            ("top-k shared", each.overlap),
+            ("golden margin", each.golden.margin),
+            ("logits moved", each.moved),
+            ("same token", float(each.agrees)),
+        )
+    ]
+    tags = {
+        "candidate": candidate,
+        "verdict": "pass" if parity.passes else "fail",
+        "first_different_token": "" if parity.first is None else str(parity.first.step),
+    }
+    return Study(
+        "New tokens",
+        COLUMNS,
+        step_rows(parity, words),
+        [*generation_lines(parity, words), *more],
+        points,
+        Exit.OK if parity.passes else Exit.FAILED,
+        tags=tags,
+    )
 
 
 def step_rows(parity: GenerationParity, words: Words) -> list[tuple[str, ...]]:

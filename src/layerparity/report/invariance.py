@@ -12,6 +12,7 @@ from layerparity.ground.numeral import numeral
 from layerparity.judge.invariance import SelfComparison, SiteDifference
 from layerparity.record.verdict import Outcome
 from layerparity.report.reasons import breach_text, reason
+from layerparity.report.study import Study
 
 COLUMNS = ("axis", "size", "equal", "first difference", "token", "largest", "R (limit)", "")
 # What passes: equal bits alone, or what is within the noise floor as well.
@@ -159,8 +160,29 @@ class InvarianceReport:
             )
         return said + [f"left out: {axis} ({why})" for axis, why in self.left_out.items()]
 
-    def to_json(self) -> str:
-        """Return what the job's run keeps."""
+    def study(self) -> Study:
+        """Return what is kept and shown: R, and how many sites differ, by size."""
+        points: list[tuple[str, float, int]] = []
+        for each in self.lines:
+            name = f"invariance/{each.axis} {each.detail}".strip()
+            differing = float(each.found.sites - each.found.equal)
+            points.append((f"{name} sites that differ", differing, each.size))
+            # Where nothing was judged, or is a number, there is no R: 0 is that of what is equal.
+            if each.found.ratio is not None or each.found.first is None:
+                points.append((f"{name} R", each.found.ratio or 0.0, each.size))
+        return Study(
+            "Against itself",
+            COLUMNS,
+            [each.cells() for each in self.lines],
+            [*self.notes, self.headline],
+            points,
+            self.exit,
+            {"invariance.json": self._json()},
+            self.tags,
+            self.follows,
+        )
+
+    def _json(self) -> str:
         record = {
             "verdict": self.exit.name.lower(),
             "demand": self.demand,

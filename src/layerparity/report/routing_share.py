@@ -6,8 +6,31 @@ from collections.abc import Sequence
 
 from layerparity.ground.numeral import numeral, percent
 from layerparity.judge.routing_share import EVERYTHING, IDS, NATURAL, RoutingShare
+from layerparity.report.study import Study
 
 COLUMNS = ("at", "routed apart", NATURAL, IDS, EVERYTHING)
+
+
+def study(shares: Sequence[RoutingShare], follows: str) -> Study:
+    """Return what is kept and shown: the errors by block, and those of the last site."""
+    by_block = [(each.site.layer, each) for each in shares if each.site.layer is not None]
+    points = [
+        (f"routing/{name}", error, layer)
+        for layer, each in by_block
+        for name, error in each.errors.items()
+    ]
+    last = shares[-1].errors
+    points += [(f"routing/at the end, {name}", error, 0) for name, error in last.items()]
+    lines = share_lines(shares)
+    return Study(
+        "||candidate - golden|| / ||golden||",
+        COLUMNS,
+        share_rows(shares),
+        lines,
+        points,
+        texts={"routing.md": "\n".join([*lines, ""])},
+        follows=follows,
+    )
 
 
 def share_rows(shares: Sequence[RoutingShare]) -> list[tuple[str, ...]]:

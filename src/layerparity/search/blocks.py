@@ -70,7 +70,7 @@ class Conclusion:
 
 def bisect(config: Config) -> Kept:
     """Search, descend into the wrong place, keep it as a run and print it."""
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     store = open_store(config.tracking)
     golden = store.find(config.golden or "latest", kind=RunKind.golden.value)

@@ -72,7 +72,7 @@ def bisect(config: Config) -> Kept:
 
     Raises UserError where the two do not differ, or both pass, or both fail.
     """
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     good, bad = parse_keys(config.job.good, "good"), parse_keys(config.job.bad, "bad")
     keys = [key for key in {**good, **bad} if good.get(key) != bad.get(key)]

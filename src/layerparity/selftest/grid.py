@@ -61,7 +61,7 @@ def run_grid(config: Config, folder: Path) -> list[CellResult]:
     from layerparity.ports.opening import open_backend
     from layerparity.selftest.trials import CellRunner
     from layerparity.settings.tracking import TrackingConfig
-    from layerparity.tracking.store import open_store
+    from layerparity.tracking.opening import open_store
 
     # The backend comes first: it decides what may be imported, and by whom.
     open_backend.build(config).open()

@@ -13,8 +13,8 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import disk_cure
 from layerparity.settings.tracking import EMBEDDED, TrackingConfig, read_config
 from layerparity.tracking import database
-from layerparity.tracking.connection import knock, served_experiment, server_version
 from layerparity.tracking.failures import user_errors
+from layerparity.tracking.opening import knock, served_experiment, server_version
 from layerparity.tracking.process import prepare_environment
 
 _LOCK_SECONDS = 5

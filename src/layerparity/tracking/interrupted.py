@@ -16,7 +16,7 @@ from layerparity.ground.errors import UserError
 from layerparity.machine.owner import has_ended
 from layerparity.record.stored_run import INTERRUPTED, KILLED, StoredRun
 from layerparity.settings.tracking import EMBEDDED
-from layerparity.tracking import asked, database, names
+from layerparity.tracking import database, names
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -103,11 +103,8 @@ def end_abandoned(link: Connection, runs: Iterable[StoredRun]) -> None:
 
 def unmark(link: Connection, run_id: str, *more: str) -> None:
     """Take the mark off a run that was taken for dead and went on, and ``more`` tags with it."""
-    root, mark = link.config.root, names.PREFIX + TAG
-    if link.config.name == EMBEDDED and not asked.has_tag(root, run_id, mark):
-        return
     kept = link.client.get_run(run_id).data.tags
-    if mark in kept:
+    if names.PREFIX + TAG in kept:
         for each in (names.PREFIX + tag for tag in (TAG, *more)):
             if each in kept:
                 link.client.delete_tag(run_id, each)

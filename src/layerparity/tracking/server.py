@@ -24,8 +24,8 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import write_text
 from layerparity.settings.tracking import UI_FILE, TrackingConfig, read_config
 from layerparity.tracking import database
+from layerparity.tracking.opening import open_store
 from layerparity.tracking.process import QUIET
-from layerparity.tracking.store import open_store
 
 LOOPBACK = "127.0.0.1"
 START_SECONDS = 120

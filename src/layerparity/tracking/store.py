@@ -11,32 +11,13 @@ from typing import TYPE_CHECKING
 from layerparity.ground.errors import UserError
 from layerparity.ground.secrets import redacted
 from layerparity.machine.owner import owner_tag
-from layerparity.record.stored_run import FAILED, FINISHED, KILLED, RUNNING, StoredRun
-from layerparity.settings.tracking import EMBEDDED, SERVER, read_config
+from layerparity.record.stored_run import FAILED, FINISHED, KILLED, StoredRun
 from layerparity.tracking import artifacts, interrupted, lookup, names, spool
-from layerparity.tracking.process import prepare_environment, stop_behind, terminable
-from layerparity.tracking.stored_runs import MEMBER_TAG, PAGE, StoredRuns, count_tag, status_is
+from layerparity.tracking.process import stop_behind, terminable
+from layerparity.tracking.stored_runs import MEMBER_TAG, StoredRuns
 
 if TYPE_CHECKING:
     from layerparity.tracking.active import ActiveRun
-
-
-def open_store(raw: object) -> Store:
-    """Open the store that a `TrackingConfig`, or a config node with its keys, describes.
-
-    Runs whose process is gone are ended, and those that wait for this server are uploaded.
-    Imports mlflow (seconds). Raises UserError where the store cannot be used, with the cure.
-    """
-    config = read_config(raw)
-    prepare_environment(config.timeout_s)
-    from layerparity.tracking.connection import open_embedded, open_server
-
-    link = open_embedded(config) if config.name == EMBEDDED else open_server(config)
-    if config.name == SERVER:
-        spool.settle(link)
-    store = Store(link)
-    interrupted.end_abandoned(link, store.search([status_is(RUNNING)], PAGE))
-    return store
 
 
 class Store(StoredRuns):
@@ -82,8 +63,7 @@ class Store(StoredRuns):
         from layerparity.tracking.active import ActiveRun
 
         ours = {**tags, "kind": kind, interrupted.OWNER: owner_tag()}
-        # Two that begin at once may share a count; then the clock decides between them.
-        ours |= count_tag(self.counted() + 1)
+        ours |= self.count()
         ours[interrupted.BEAT] = interrupted.now()
         ours |= {"mlflow.source.name": "layerparity", "mlflow.source.type": "LOCAL"}
         # A container's user need not have a name.

@@ -17,7 +17,6 @@ from layerparity.record.stored_run import FINISHED, INTERRUPTED, KILLED, RUNNING
 from layerparity.settings.tracking import SERVER, TrackingConfig
 from layerparity.tracking import (
     artifacts,
-    asked,
     database,
     fetched,
     in_use,
@@ -42,7 +41,7 @@ _MANY = 1000
 _SEQUENCE = "sequence"
 _DIGITS = 12
 _COUNT = re.compile(rf"[0-9]{{{_DIGITS}}}")
-# Runs of former versions have no count: they come after all others, by the clock.
+# What others logged has no count: it comes after all others, by the clock.
 _BY_CLOCK = "attributes.start_time DESC"
 _NEWEST_FIRST = (f"tags.`{names.PREFIX}{_SEQUENCE}` DESC", _BY_CLOCK)
 
@@ -117,13 +116,22 @@ class StoredRuns:
         return None
 
     def counted(self) -> int:
-        """Return the greatest count of a run, 0 where none was counted."""
+        """Return the count of the run that began last, 0 where none was counted."""
         link = self._connection
-        if self.config.name == SERVER:
-            return next((run.sequence for run in self.search([], limit=1)), 0)
-        root, tag = self.config.root, names.PREFIX + _SEQUENCE
         with link.user_errors():
-            return _count(asked.greatest_tag(root, link.experiment_id, tag))
+            kept = link.client.get_experiment(link.experiment_id).tags
+        return _count(kept.get(names.PREFIX + _SEQUENCE, ""))
+
+    def count(self) -> dict[str, str]:
+        """Count one more run; return the tag that it has its count in.
+
+        Two that begin at once may share a count; then the clock decides between them.
+        """
+        tag = {_SEQUENCE: count_text(self.counted() + 1)}
+        link = self._connection
+        for name, text in names.own_tags(tag).items():
+            link.insist(link.client.set_experiment_tag, link.experiment_id, name, text)
+        return tag
 
     def newest(self, kind: str) -> StoredRun | None:
         """Return the newest finished run of a kind, or None."""
@@ -244,13 +252,13 @@ class StoredRuns:
         return local / path
 
 
+def count_text(count: int) -> str:
+    """Return a run's count as the text that its tag holds."""
+    return f"{min(count, 10**_DIGITS - 1):0{_DIGITS}d}"
+
+
 def _count(text: str) -> int:
     return int(text) if _COUNT.fullmatch(text) else 0
-
-
-def count_tag(count: int) -> dict[str, str]:
-    """Return the tag of a run with this count."""
-    return {_SEQUENCE: f"{min(count, 10**_DIGITS - 1):0{_DIGITS}d}"}
 
 
 # Quotes and backslashes cannot be escaped in this language; % and _ are wildcards of LIKE.

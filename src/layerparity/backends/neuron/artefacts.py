@@ -135,6 +135,7 @@ class ArtefactFolder:
 
         Raises UserError where nothing may be compiled, and where the disk refuses.
         """
+        # Versions stand apart in the name, so that a graph of other ones is found and named.
         digest = text_digest(json.dumps([digest, dict(compiler.options)], sort_keys=True))
         versions = {**compiler.versions, _DEGREE: compiler.layout(program)}
         release = text_digest(json.dumps(versions, sort_keys=True))
@@ -197,6 +198,7 @@ def _read(path: Path, graph: str, versions: dict[str, str]) -> Compiled:
             raise ValueError("it is of another version")
         if header.graph != graph:
             raise ValueError("it was compiled from another graph than its name says")
+        # JSON has no tuples, and `(n,)` is known by being one.
         inputs = tuple(tuple(each) if isinstance(each, list) else each for each in header.inputs)
         constants = sorted(name for name in tensors if name.startswith(_CONSTANT))
         kept = tuple(tensors[name] for name in constants)
@@ -212,8 +214,10 @@ def _contents(made: Compiled, graph: str, versions: Mapping[str, str]) -> str:
     constants = [(str(each.dtype), list(each.shape)) for each in made.constants]
     told = [graph, dict(versions), made.inputs, made.outputs, constants]
     parts = [json.dumps(told, sort_keys=True).encode(), made.payload]
+    # As bytes, for numpy has no bfloat16.
     flat = (each.contiguous().flatten().view(torch.uint8) for each in made.constants)
     parts += [each.numpy().tobytes() for each in flat]
+    # A hash of hashes, so that no byte can move from one part to the next unseen.
     return blake3(b"".join(blake3(each).digest() for each in parts)).hexdigest()
 
 
@@ -234,6 +238,7 @@ def _write(path: Path, made: Compiled, graph: str, versions: dict[str, str]) -> 
     tensors = {
         _HEADER: _bytes(json.dumps(asdict(header)).encode()),
         _PAYLOAD: _bytes(made.payload),
+        # Zeros in front keep their order when names are sorted.
         **{f"{_CONSTANT}{n:04}": each.contiguous() for n, each in enumerate(made.constants)},
     }
     with writing(path), whole_file(path) as part:
@@ -241,4 +246,5 @@ def _write(path: Path, made: Compiled, graph: str, versions: dict[str, str]) -> 
 
 
 def _bytes(data: bytes) -> torch.Tensor:
+    # torch warns of memory that cannot be written, as that of bytes is.
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)

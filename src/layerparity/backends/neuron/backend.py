@@ -50,6 +50,7 @@ def from_config(config: Config, machine: NeuronFit, asked: Compilation) -> Neuro
     for key in _GPU_ONLY:
         if getattr(config, key) is not None:
             raise UserError(f"{key} is for backend=gpu", "leave it out with backend=neuron.")
+    # For its refusal of an option that is given twice.
     asked.options.arguments()
     streams = config.device_map.strategy == STREAM
     is_neuron = machine.device == NEURON
@@ -72,6 +73,7 @@ def from_config(config: Config, machine: NeuronFit, asked: Compilation) -> Neuro
             asked.options,
             config.moe_ep_degree,
         )
+    # Before transformers, which may import torch_xla: variables are read once.
     runtime.prepare()
     static_experts.register()
     backend = NeuronBackend(
@@ -116,10 +118,12 @@ class NeuronBackend(Backend):
         with ExitStack() as stack:
             stack.enter_context(recorded(self.warnings))
             self.runtime.load()
+            # Loading makes the process group's name known.
             self._granted = distributed.initialise(self.runtime)
             stack.callback(distributed.teardown)
             self.runtime.start()
             distributed.check_collectives(self.runtime)
+            # Only now: an opening that fails undoes what it did.
             self._stack = stack.pop_all()
 
     def close(self) -> None:
@@ -142,6 +146,7 @@ class NeuronBackend(Backend):
     def check(self, model: nn.Module) -> None:
         """Refuse implementations that cannot compile, and models that cannot be sharded."""
         config: Any = model.config
+        # transformers gives this field to modules of stacked experts.
         has_experts = any(hasattr(each, "_is_expert_parallel") for each in model.modules())
         attention = self.attn_implementation or config._attn_implementation
         _refuse_unless("attn_implementation", attention, _ATTENTION)
@@ -251,6 +256,7 @@ def recorded(into: list[str]) -> Iterator[None]:
     def showwarning(
         message: Warning | str, category: type[Warning], filename: str, *rest: Any
     ) -> None:
+        # A library may warn in the name of its caller's file, so the words count as well.
         if _FROM_LIBRARY.search(filename) or _ABOUT_LAYOUT.search(str(message)):
             _note(into, f"{category.__name__}: {message}")
         show(message, category, filename, *rest)

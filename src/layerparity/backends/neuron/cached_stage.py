@@ -15,6 +15,7 @@ from torch import nn
 from layerparity.ground.errors import UserError
 
 CACHE = "past_key_values"
+# A sliding window also counts its tokens in a Python number, which a graph would freeze.
 _KINDS = ("StaticLayer",)
 _KEYS, _VALUES, _LENGTH = "keys", "values", "length"
 
@@ -69,6 +70,7 @@ class CachedStage(nn.Module):
         self, given: torch.Tensor, arguments: dict[str, Any], state: dict[str, torch.Tensor]
     ) -> tuple[Any, dict[str, torch.Tensor]]:
         """Return what the stage returns, and the cached tensors after it; ``state`` stays."""
+        # The stage writes into copies: the cache of the run stays until `keep`.
         cache, own = copy.copy(self._cache), copy.copy(self._kept)
         cache.layers = list(self._cache.layers)
         cache.layers[self._number] = own

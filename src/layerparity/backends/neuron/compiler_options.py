@@ -154,6 +154,7 @@ class Compilation:
             "excess_precision": self.excess_precision,
             "artefacts": self.artefacts is not None,
             "reuse_compiled": self.reuse is not ReuseCompiled.auto,
+            # The native runtime takes LNC from its variable.
             **{name: name != "lnc" for name in self.options.recorded()},
         }
         for name, given in asked.items():
@@ -189,5 +190,6 @@ def _refuse_twice(words: list[str], name: str, where: str) -> None:
     """Raise UserError where words hold an option that a key gives as well."""
     for word in words:
         spelt = word.partition("=")[0]
+        # A level may be glued to its option: -O2.
         if spelt in _SPELLINGS[name] or (name == "opt_level" and word.startswith("-O")):
             raise UserError(f"backend.{name} and {where} both give {spelt}", "leave one out.")

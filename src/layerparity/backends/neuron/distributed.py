@@ -128,6 +128,7 @@ def _join(environment: _Environment, group: str) -> None:
     import torch.distributed as dist
 
     rank, world_size = environment.granted.rank, environment.granted.world_size
+    # Somebody else's group is used, and left when the run ends.
     if dist.is_initialized():
         if dist.get_world_size() != world_size:
             raise UserError(
@@ -160,6 +161,7 @@ def _join(environment: _Environment, group: str) -> None:
 def _degree(runtime: Runtime, environment: _Environment) -> int:
     """Return the degree granted. neuronx_distributed lowers it to the world size, silently."""
     asked = runtime.tp_degree
+    # No ranks: the runtime compares the degree with its own devices.
     if runtime.process_group is None:
         return asked
     state = neuron_packages.parallel_state() if runtime.is_neuron else None
@@ -183,6 +185,7 @@ def _degree(runtime: Runtime, environment: _Environment) -> int:
 
 def _undo(environment: _Environment) -> None:
     if environment.parallel is not None:
+        # NxD's groups are made of torch's, so they go first.
         environment.parallel.destroy()
     if environment.own_group:
         import torch.distributed as dist

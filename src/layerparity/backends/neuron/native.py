@@ -90,6 +90,7 @@ class NativeRuntime(Runtime):
 
     def start(self) -> None:
         """Remember where the counters stand; the first tensor takes the device."""
+        # The counters are of the whole process, which may have compiled before.
         self._started = _graphs()
         self._fell_before = (neuron_packages.fallbacks() if self.is_neuron else None) or Counter()
 

@@ -52,6 +52,7 @@ class NeffCompiler(GraphCompiler):
         graph, read = _plain_graph(program)
         leaves, states = pytree.tree_leaves(program.example_inputs), states_of(program)
         read_now = {name: states[name] if isinstance(name, str) else leaves[name] for name in read}
+        # torch_neuronx traces with tensors of the CPU, wherever the stage lies.
         tensors = {n: v.detach().cpu() for n, v in read_now.items() if torch.is_tensor(v)}
         work = self.work / digest
         work.mkdir(parents=True, exist_ok=True)
@@ -105,6 +106,7 @@ def _plain_graph(program: Any) -> tuple[torch.fx.GraphModule, list[int | str]]:
     graph: Any = program.graph_module
     read = inputs_read(program)
     for node in reversed(list(graph.graph.nodes)):
+        # torch counts an assertion as an effect, so it is no dead code by itself.
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()

@@ -73,6 +73,7 @@ class ShardedHloCompiler(GraphCompiler):
         before = compiles_and_fallbacks()[1]
         interpreter = XLAExportInterpreter(program.graph_module, device, [], None)
         with torch.no_grad():
+            # The inputs are the flat graph's; torch.fx would take them for the module's arguments.
             outputs = interpreter.run(*inputs.values(), enable_io_processing=False)
         if new := sorted(compiles_and_fallbacks()[1] - before):
             raise UserError(
@@ -91,6 +92,7 @@ class ShardedHloCompiler(GraphCompiler):
         stage = computation_from_module_proto(_OPERATION, compiled.payload)
 
         def run(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            # Constants were kept on the CPU.
             sent = [each.to(torch_xla.device()) for each in values]
             outputs: list[torch.Tensor] = torch_xla._XLAC._xla_user_computation(
                 _OPERATION, sent, stage

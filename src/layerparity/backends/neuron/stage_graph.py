@@ -45,6 +45,7 @@ class Graphs:
         refuse_written(program)
         refuse_frozen(program)
         digest = graph_digest(program)
+        # One program may be split over devices in several ways, which its digest does not say.
         key = digest, self.compiler.layout(program)
         if key not in self._ready:
             made = (
@@ -102,6 +103,7 @@ class StageGraph:
             (tuple(each.shape), each.dtype) if isinstance(each, torch.Tensor) else each
             for each in leaves
         ]
+        # Plain values are written into a graph, so another one is another graph.
         key = str((spec, shapes))
         if key not in self._bound:
             self._bound[key] = self._graphs.bind(module, args)

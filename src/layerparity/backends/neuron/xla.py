@@ -134,6 +134,7 @@ class XlaRuntime(Runtime):
         """Import torch_xla and make its process group known. Raises UserError if it cannot load."""
         handlers = logging.root.handlers[:]
         try:
+            # This module is what makes torch.distributed know the group `xla`.
             importlib.import_module("torch_xla.distributed.xla_backend")
         except (ImportError, OSError) as error:
             raise UserError(_cannot_load(error)) from error
@@ -145,6 +146,7 @@ class XlaRuntime(Runtime):
         if self.spmd:
             import torch_xla.runtime as xr
 
+            # Before the first tensor: torch_xla would copy what it has to every device.
             xr.use_spmd()
 
     def start(self) -> None:
@@ -155,6 +157,7 @@ class XlaRuntime(Runtime):
         self._device = torch_xla.device()
         _started.update(self._environment())
         hardware = xr.device_type()
+        # What XLA:CPU computed must not be called Neuron's.
         if (hardware == "NEURON") is not self.is_neuron:
             raise UserError(f"torch_xla took {hardware}", "unset PJRT_DEVICE.")
         if self.spmd:
@@ -183,6 +186,7 @@ class XlaRuntime(Runtime):
             spec: list[Any] = [None] * parameter.dim()
             grouped = self.moe_ep_degree > 1
             whole = grouped and name not in experts
+            # What is no expert is split over all devices, an expert over those of its group.
             spec[dimension] = (_GROUPS, _WITHIN) if whole else _WITHIN
             if grouped and name in experts:
                 spec[0] = _GROUPS
@@ -286,6 +290,7 @@ class XlaRuntime(Runtime):
         found = {name: environment.get(name, os.environ.get(name)) for name in _NUMERIC_VARIABLES}
         given = {name: value for name, value in found.items() if value is not None}
         options = {f"compiler.{name}": v for name, v in self.options.recorded().items()}
+        # In one order, for a fingerprint goes by the text.
         return {**given, **options, _FLAGS: " ".join(sorted(flags.split()))}
 
     def _environment(self) -> dict[str, str | None]:
@@ -307,6 +312,7 @@ class XlaRuntime(Runtime):
         """Run work that clears torch_xla's counters on its way, and lose nothing counted before."""
         seen = compiles_and_fallbacks()[1] - self._fallbacks
         result = work()
+        # The counters begin anew, so what they had said is a base below zero.
         self._fallbacks = Counter({name: -count for name, count in seen.items()})
         return result
 
@@ -321,6 +327,7 @@ def _is_split(tensor: torch.Tensor) -> bool:
 
 
 def _is_running() -> bool:
+    # Whoever has not imported it runs nothing, and the import takes seconds.
     torch_xla = sys.modules.get("torch_xla")
     return torch_xla is not None and bool(torch_xla._XLAC._xla_runtime_is_initialized())
 
@@ -358,4 +365,5 @@ def _mesh(tp_degree: int, groups: int) -> Any:
         )
     if groups == 1:
         return xs.Mesh(np.arange(granted), (granted,), (_WITHIN,))
+    # Devices in a row are of one group, as NxD's ranks are.
     return xs.Mesh(np.arange(granted), (groups, granted // groups), (_GROUPS, _WITHIN))

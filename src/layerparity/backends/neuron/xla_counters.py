@@ -12,4 +12,5 @@ def compiles_and_fallbacks() -> tuple[int, Counter[str]]:
     compiles = metrics.metric_data("CompileTime")
     names = [name for name in metrics.counter_names() if name.startswith("aten::")]
     fallbacks = Counter({name: int(metrics.counter_value(name)) for name in names})
+    # There is no such metric before the first compile.
     return (int(compiles[0]) if compiles else 0), fallbacks

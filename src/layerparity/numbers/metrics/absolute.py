@@ -53,8 +53,10 @@ class Median:
             return float("nan")
         seen = np.cumsum(counts)
         index = int(bins[np.searchsorted(seen, (int(seen[-1]) + 1) // 2)])
+        # The first bin holds the equal elements, which its middle would make unequal.
         if index == 0:
             return 0.0
+        # A bin's number is the upper half of a float32: shifted back it is the bin's lower edge.
         edges = np.array([index, index + 1], dtype=np.int32) << DROPPED_BITS
         return float(edges.view(np.float32).astype(np.float64).mean())
 

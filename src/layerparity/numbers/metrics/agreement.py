@@ -45,6 +45,7 @@ class Unequal:
         narrower = min((chunk.candidate, chunk.golden), key=lambda side: side.element_size()).dtype
         candidate = chunk.candidate.reshape(-1).to(narrower)
         golden = chunk.golden.reshape(-1).to(narrower)
+        # As bits, where NaN is equal to itself and -0 is not 0.
         kind = _BITS[candidate.element_size()]
         return state + int(torch.count_nonzero(golden.view(kind) != candidate.view(kind)))
 

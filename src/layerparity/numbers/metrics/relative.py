@@ -24,6 +24,7 @@ def relative_l2(count: float, dd: float, gg: float) -> float:
         return float("nan")
     if gg == 0:
         return math.inf if dd else 0.0
+    # Each root by itself: a quotient of squares leaves float64's range sooner.
     return math.sqrt(dd) / math.sqrt(gg)
 
 
@@ -67,10 +68,12 @@ def cosine_distance(count: float, gg: float, cc: float, gd: float, dd: float) ->
         return 0.0 if gg == cc else 1.0
     norms = math.sqrt(gg) * math.sqrt(cc)
     cosine = (gg + gd) / norms
+    # From a right angle on nothing cancels.
     if cosine <= 0:
         return min(2.0, 1.0 - cosine)
     # Divided one norm at a time: products of four would leave float64's range first.
     along = gd / gg
+    # Rounding may leave less than nothing of vectors that are parallel.
     square = max(0.0, dd / gg - along * along) * (gg / cc)
     return square / (1.0 + min(1.0, cosine))
 

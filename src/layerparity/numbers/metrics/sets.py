@@ -12,6 +12,7 @@ from layerparity.numbers.metric import Chunk
 
 def sets_agree(golden: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
     """Return bool [token]: whether rows of two integer [token, k] tensors hold the same set."""
+    # Sorted rows also tell an expert that is named twice from two.
     left, right = golden.long().sort(-1).values, candidate.long().sort(-1).values
     return (left == right).all(-1)
 

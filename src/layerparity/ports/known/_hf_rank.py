@@ -49,6 +49,7 @@ class HfRank(RankSide):
     # torch_neuronx is imported in each rank: what is there before a fork belongs to all of them.
     environment: Mapping[str, str] = {
         "GLOO_SOCKET_IFNAME": "lo",
+        # accelerate imports torch_xla wherever it is installed, which takes seconds.
         "USE_TORCH_XLA": "0",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
     }
@@ -67,6 +68,7 @@ class HfRank(RankSide):
         # A rank on Neuron has one logical core, which its runtime picks by LOCAL_RANK.
         where = f"{device}:{assets.rank}" if device == "cuda" else device
         self.backend = RankDevice(name="gpu", device=where, count=assets.count, by_number=by_number)
+        # What the run registered with transformers is not known in this process.
         static_experts.register()
         config = Config(dtype=DType(assets.dtype), feed=FeedMode.auto, **implementations)
         own = Assets(assets.checkpoint, assets.family, self.backend, config, assets.wanted)
@@ -85,6 +87,7 @@ class HfRank(RankSide):
 
         kind, library = self.backend.device.partition(":")[0], self.collectives
         if kind == "cuda":
+            # A device mesh knows the kind alone: each process's device is its current one.
             torch.cuda.set_device(self.assets.rank)
         if kind == "neuron":
             # As torchrun tells them, which Neuron's runtime goes by.
@@ -116,6 +119,7 @@ class HfRank(RankSide):
             whole, own = self._gathered(each)
             weight = skeleton.weight(stage, name)
             values = skeleton.as_stored(checkpoint, weight, whole)
+            # The mask is taken apart like the values, so that each stored tensor has its own.
             masks = skeleton.as_stored(checkpoint, weight, own)
             for stored, value in values.items():
                 right, mask = checkpoint.value(stored, value.dtype), masks[stored] > 0
@@ -169,6 +173,7 @@ def share_of(
         return WHOLE
     whole = getattr(sizes, _HEADS[local]) * (1 if value.dim() == 4 else sizes.head_dim)
     own = int(value.shape[2])
+    # A plan may gather a projection: MiniMax-M2 norms queries and keys over all heads.
     if own * count != whole:
         return WHOLE
     return RankShare(PartKind.SHARDED, 2, tuple(range(rank * own, rank * own + own)))
@@ -218,7 +223,9 @@ class RankDevice(Backend):
                     f"{config.model_type}",
                     "use moe_ep_degree=1.",
                 )
+            # Experts that are shared by number are not cut by width as well.
             self._plan = {k: v for k, v in self._plan.items() if k not in self._experts}
+        # What the plan gathers may be cut anywhere: heads are taken apart behind that.
         split = {style for name, style in self._plan.items() if name.endswith(".k_proj")}
         if "colwise" in split and (sizes.kv_heads % self.count or sizes.heads % self.count):
             raise UserError(
@@ -235,6 +242,7 @@ class RankDevice(Backend):
         channels, rest = divmod(width, self.count)
         size = channels * next(model.parameters()).dtype.itemsize
         grouped = config._experts_implementation in (None, "grouped_mm")
+        # torch would refuse them as strides of a product, in the middle of a run.
         if not grouped or not (rest or size % _MM):
             return
         held = f"{channels} of {width} channels of an expert, {size} bytes"
@@ -262,8 +270,10 @@ class RankDevice(Backend):
         from transformers.distributed.expert_parallel import apply_expert_parallelism
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
+        # Each rank has loaded all of it and keeps its part: nothing is sent between ranks.
         module.to(self.device)
         place = Place.parse(stage)
+        # The plan names what is in blocks; all else is whole on every rank.
         if place.layer is None:
             return
         prefix = f"layers.*.{place.module}." if place.module else "layers.*."
@@ -274,12 +284,16 @@ class RankDevice(Backend):
             for name, _ in module.named_parameters()
             if name in inside or name.rpartition(".")[0] in inside
         }
+        # transformers cuts what is named as a parameter, and lets a module gather or add up that is
+        # named as one: a projection needs both.
         plan |= {name: inside[name] for name, _ in module.named_modules() if name in inside}
         apply_tensor_parallelism(module, self.mesh, plan)
         known = {name for name, _ in (*module.named_parameters(), *module.named_modules())}
         owned = {name.removeprefix(prefix): style for name, style in self._experts.items()}
+        # transformers fails on a name that is not there, and a dense block has no experts.
         by_number = {name: style for name, style in owned.items() if name in known}
         if by_number:
+            # One mesh for both: all ranks have the same tokens, and what experts give is summed.
             apply_expert_parallelism(module, self.mesh, self.mesh, by_number)
 
     def send(self, stage: str, value: Any) -> Any:

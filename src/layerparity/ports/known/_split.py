@@ -48,6 +48,7 @@ class SplitPort(RanksPort):
         able = abilities_of(config)
         implementations = {
             "attn_implementation": config.attn_implementation,
+            # The ranks' own backend has no default, so the run's is passed on.
             "experts_implementation": config.experts_implementation or able.experts,
         }
         super().__init__(

@@ -48,12 +48,14 @@ class Absent:
         self.__dict__.update(_name=name, __name__=name)
 
     def __getattr__(self, attribute: str) -> Absent:
+        # By such names Python asks what an object can do: it can do nothing.
         if attribute.startswith("__") and attribute.endswith("__"):
             raise AttributeError(attribute)
         return Absent(f"{self._name}.{attribute}")
 
     def __call__(self, *args: Any, **named: Any) -> Absent:
         """Stand for what the name would return; raise MissingKernelError while `running`."""
+        # Kernels are decorated while their modules are imported, which must go through.
         if Absent.running:
             raise MissingKernelError(self._name)
         return Absent(self._name)
@@ -91,6 +93,7 @@ class RmsNorm:
 
 # What a stand-in module really has.
 _PRESENT: dict[str, dict[str, Any]] = {
+    # NxD makes its groups by the kind of hardware, which has to be one that it knows.
     "torch_neuronx.utils": {"get_platform_target": lambda *_: "trn2"},
     "torch_neuronx.utils.utils": {"get_platform_target": lambda *_: "trn2"},
     "torch_neuronx.xla_impl.ops": {"RmsNorm": RmsNorm},
@@ -136,8 +139,10 @@ def install() -> None:
     finder = _Finder()
     for name in [name for name in sys.modules if name.partition(".")[0] in finder.absent]:
         del sys.modules[name]
+    # In front, for PyPI has placeholders of these names that raise when they are imported.
     sys.meta_path.insert(0, finder)
     classes: Any = torch.classes
+    # NxD names classes of AWS's compiled library while it is imported.
     classes.neuron = Absent("torch.classes.neuron")
     offer_fx()
     _offer_outputs()

@@ -60,6 +60,7 @@ class Application:
         indexed = len(required) == 2 and required[1].startswith("layer")
         if self.layer is not None:
             return cls(whole, layer) if indexed else cls(config)
+        # A model of one has made its block as the first one.
         if not (layer and indexed):
             return built
         if any(getattr(each, "config", None) is config for each in built.modules()):
@@ -80,6 +81,7 @@ class Application:
 
         def note(block: Any, *args: Any, **keys: Any) -> None:
             made.append((args, keys))
+            # The model puts it into a list of modules, so it has to be one.
             nn.Module.__init__(block)
 
         usual = cls.__init__
@@ -94,12 +96,14 @@ class Application:
 def import_named(target: str, paths: tuple[str, ...]) -> Application:
     """Import what ``target`` names, from folders ``paths`` too. Raises UserError with the cure."""
     refuse_missing(target, paths)
+    # In front: sources that are named here count before any that is installed.
     sys.path[:0] = [str(Path(path).absolute()) for path in paths]
     absent.install()
     module_name, _, name = target.rpartition(".")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        # What is not found may be the module itself or one that it imports: their cures differ.
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise no_module(target, error.name) from error
         raise UserError(
@@ -128,6 +132,7 @@ def _application_of(found: Any, module: ModuleType) -> Application:
         for each in vars(module).values()
         if inspect.isclass(each) and hasattr(each, "_model_cls") and hasattr(each, CONVERTER)
     ]
+    # An application that the module only imports is another model's.
     own = [each for each in known if each.__module__ == module.__name__]
     of_model = [each for each in own if each._model_cls is found]
     if of_model:
@@ -194,6 +199,7 @@ def narrow(config: Any, layer: int, count: int) -> None:
     """
     for name, value in list(vars(config).items()):
         if name == "first_k_dense_replace" and isinstance(value, int):
+            # So many blocks from the first on are dense, and this block counts as the first.
             setattr(config, name, max(0, value - layer))
         elif name in _LISTS_OF_LAYERS and isinstance(value, list):
             setattr(config, name, [0] if layer in value else [])

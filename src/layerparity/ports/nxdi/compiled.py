@@ -45,6 +45,7 @@ class _Device:
         )
         # By what they compute: blocks of one shape share a graph.
         self._compiled: dict[str, Compiled] = {}
+        # By stage, for a graph on the cores has the weights of one.
         self._graphs: dict[tuple[Any, ...], model_builder.DeviceGraph] = {}
         self.outputs: list[dict[str, torch.Tensor]] = []
 
@@ -98,6 +99,7 @@ class CompiledRank(NxdiRank):
     @classmethod
     def prepare(cls, keys: Mapping[str, Any]) -> None:
         """Import the model's module and NxD's ModelBuilder. Raises UserError without them."""
+        # Before the import: Neuron's runtime reads its variables once.
         os.environ.update(keys["compiled"]["variables"])
         super().prepare(keys)
         model_builder.require()
@@ -119,6 +121,7 @@ class CompiledRank(NxdiRank):
 
     def notes(self) -> list[str]:
         """Return what was said of files that could not be used."""
+        # Ranks share the list: the first one that is asked takes them, so each is said once.
         lines, self._device.lines[:] = list(self._device.lines), []
         return lines
 
@@ -166,6 +169,7 @@ class CompiledRank(NxdiRank):
 
     def run(self, stage: str, given: torch.Tensor) -> RankObserved:
         """Return this rank's part of a stage's outputs; the first rank runs it for all."""
+        # The first rank is asked first, when all have loaded the stage.
         if self.assets.rank == 0:
             with torch.no_grad(), absent.running():
                 inputs = [each.inputs(stage, given) for each in self._device.ranks]

@@ -68,9 +68,11 @@ def trace(convert: Convert, stored: Mapping[str, torch.Tensor]) -> dict[str, Ele
     for power in (*range(digits), *(-1 - each for each in range(len(_PROOFS)))):
         numbered = {name: _digit(starts[name], tensor, power) for name, tensor in stored.items()}
         with warnings.catch_warnings():
+            # NxD warns of every tensor that it drops, and would once for each digit.
             warnings.simplefilter("ignore")
             converted = convert(numbered)
         for parameter in list(converted):
+            # Let go one by one: what is converted is as large as the layer.
             made.setdefault(parameter, []).append(_seen(converted.pop(parameter)))
     edges = torch.tensor([starts[name] for name in names])
     return {
@@ -129,6 +131,7 @@ def _decoded(
         place.view(-1)[here] = torch.where(right, numbers - edges[owner], -1).to(place.dtype)
     enough = counts >= max(1, _LEAST * name.numel())
     for few in (counts.gt(0) & ~enough).nonzero().flatten().tolist():
+        # Places first, for the names say which they are.
         place[name == few], name[name == few] = -1, -1
     return ElementOrigin(name, place, names, tuple(enough.nonzero().flatten().tolist()))
 
@@ -152,6 +155,7 @@ class Gathered:
         known = mask[places]
         same = torch.equal(values[places][known], fresh[known])
         values[places], mask[places] = fresh, True
+        # Among the places themselves one may come twice, and its last value has stayed.
         return same and torch.equal(values[places], fresh)
 
 

@@ -37,6 +37,7 @@ class Fp8Weights:
             if factors is None:
                 continue
             stored = checkpoint.tensors[name]
+            # As they are stored, for a converter that multiplies by the scales itself.
             numbers[name] = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
             filler.fill(stored, numbers[name])
             scales[factors.name] = checkpoint.value(factors.name)
@@ -45,6 +46,7 @@ class Fp8Weights:
 
     def wide(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return tensors by stored name with the products for those that are stored in FP8."""
+        # Clones, for a converter may change what it is given.
         return values | {name: each.clone() for name, each in self.values.items()}
 
     def blank(self, checkpoint: Checkpoint, name: str) -> torch.Tensor:

@@ -21,11 +21,13 @@ def join(assets: RankAssets, experts: ExpertGroups) -> None:
     dist = torch.distributed
     store = dist.FileStore(assets.rendezvous, assets.count)
     dist.init_process_group("gloo", store=store, rank=assets.rank, world_size=assets.count)
+    # What is skipped is a first all-reduce on XLA's device, which computes nothing here.
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=assets.count, skip_collective_init=True
     )
     # Converters call gc.collect() for each expert; what is imported is no garbage.
     gc.freeze()
+    # NxD lowers a degree to the number of processes without a word.
     granted = parallel_state.get_tensor_model_parallel_size()
     if granted != assets.count:
         raise UserError(f"tp_degree={assets.count} was asked and {granted} granted")
@@ -60,6 +62,7 @@ def _share_experts(rank: int, experts: ExpertGroups) -> None:
         made = [torch.distributed.new_group(ranks, backend="gloo") for ranks in mesh]
         own = next(each for each, ranks in zip(made, mesh, strict=True) if rank in ranks)
         _meshes[own.group_name] = mesh
+        # NxD has groups of its own for prefills and for steps: here the same ranks are in both.
         for phase in ("CTE", "TKG"):
             setattr(moe_process_group, f"_MOE_{phase}_{kind}_MODEL_PARALLEL_GROUP", own)
 

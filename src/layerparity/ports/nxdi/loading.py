@@ -14,6 +14,7 @@ import torch
 
 from layerparity.anatomy.site import EMBEDDING, HEAD, Site
 from layerparity.ground.errors import UserError, said
+from layerparity.numbers.rank_parts import is_same
 from layerparity.ports.nxdi.application import CONVERTER, Application
 from layerparity.ports.nxdi.converter import ElementOrigin, inverse, trace
 from layerparity.ports.nxdi.fp8 import Fp8Weights, refuse_fp8_modules
@@ -53,7 +54,7 @@ class StageWeights:
         found = {}
         for name, got in inverse(self.origins, self.parameters, self.shapes).items():
             stored = checkpoint.value(name, got.values.dtype)
-            differs = got.doubled or not _same(got.values[got.mask], stored[got.mask])
+            differs = got.doubled or not is_same(got.values[got.mask], stored[got.mask])
             found[name] = Held(got.values, got.mask, got.parameter, differs)
         for name, shape in self.shapes.items():
             expert = _EXPERT.search(name)
@@ -61,10 +62,6 @@ class StageWeights:
                 nothing = torch.zeros(shape, dtype=torch.bool)
                 found[name] = Held(nothing, nothing, "", True)
         return found
-
-
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def loaded(
@@ -86,6 +83,8 @@ def loaded(
     names = sorted(stage_names(checkpoint, stage, tied), key=lambda name: renamed(name, stage))
     fp8 = Fp8Weights.of(checkpoint, names, dtype)
     conversion = _Conversion(application, model, config, stage, assets, fp8.ones)
+    # With products, and scales of one, either kind of converter is right: one that knows FP8 takes
+    # the scales away.
     if fp8.scales:
         conversion.of(lambda: fp8.wide(checkpoint.read(names)[0]))
         if conversion.left:
@@ -100,6 +99,7 @@ def loaded(
         hashes.update(read)
         return {**fp8.wide(values), **fp8.numbers}
 
+    # Not strict: a cache is a parameter and stored nowhere. A weight that is lost has no print.
     model.load_state_dict(conversion.of(given), strict=False)
     own = model.state_dict()
     refuse_fp8_modules(own)
@@ -107,6 +107,7 @@ def loaded(
     form = StageForm.of(blank, stage, conversion.extras, config)
     origins = traces.of(form, own, checkpoint, blank)
     if origins is None:
+        # What is traced are numbers, which a real scale would change.
         conversion.scales = fp8.ones
         origins = traces.kept(form, own, trace(conversion.once, blank))
     reached = {name for origin in origins.values() for name in origin.stored}
@@ -151,6 +152,7 @@ class _Conversion:
             state.setdefault(renamed(name, self.stage), self.assets.checkpoint.value(name))
         state = getattr(self.application.cls, CONVERTER)(state, self.config)
         self.left = all(renamed(name, self.stage) in state for name in self.scales)
+        # As NxDI's loader does; a block has no embedding to take the head's weight from.
         if getattr(self.config, "tie_word_embeddings", False) and self.stage == HEAD:
             self.application.cls.update_state_dict_for_tied_weights(state)
         _cast(state, self.config)
@@ -161,6 +163,7 @@ class _Conversion:
         what = f"{self.application.cls.__name__}'s converter, for {self.stage}"
         for _ in range(_EXTRAS):
             try:
+                # Read anew each time: a converter that failed has changed what it was given.
                 return self.once(given())
             except UserError:
                 raise
@@ -238,9 +241,10 @@ class Traces:
             return None
         origins = {n: replace(each, names=form.names) for n, each in self._origins.items()}
         shapes = {name: value.shape for name, value in blank.items()}
+        # A converter may treat a block by what it holds, which no form shows.
         for name, got in inverse(origins, parameters, shapes).items():
             stored = checkpoint.value(name, got.values.dtype)
-            if got.doubled or not _same(got.values[got.mask], stored[got.mask]):
+            if got.doubled or not is_same(got.values[got.mask], stored[got.mask]):
                 return None
         return origins
 

@@ -69,6 +69,7 @@ class ParallelRanks:
         from neuronx_distributed.parallel_layers import parallel_state
         from neuronx_distributed.trace.parallel_context import NxDParallelState
 
+        # It stands in for torch.distributed, too: there is no other process to join.
         made = NxDParallelState(world_size=self.count, tensor_model_parallel_size=self.count)
         self._stack.enter_context(made)
         granted = parallel_state.get_tensor_model_parallel_size()
@@ -128,6 +129,7 @@ class ModelBuilderCompiler(GraphMaker):
             made = builder.compile(
                 compiler_workdir=str(work), compiler_args=shlex.join(self.arguments) or None
             )
+            # NxD leaves the weights out: each rank's are given to the graph when it is loaded.
             made.save(str(work / _FILE))
         except UserError:
             raise
@@ -138,6 +140,7 @@ class ModelBuilderCompiler(GraphMaker):
             ) from error
         payload = (work / _FILE).read_bytes()
         (work / _FILE).unlink()
+        # `shown` is known once the module has been traced.
         return Compiled(payload, tuple(range(len(program.inputs))), (), tuple(program.module.shown))
 
 
@@ -156,6 +159,7 @@ class DeviceGraph:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder) / _FILE
+                # NxD loads from a path alone.
                 path.write_bytes(compiled.payload)
                 self._model: Any = NxDModel.load(str(path))
             if not isinstance(self._model, NxDModel):
@@ -164,6 +168,7 @@ class DeviceGraph:
                     "NxD could not take apart the model that it had saved",
                     "compile it again with backend.reuse_compiled=never.",
                 )
+            # In this order: once a model is on the cores, NxD refuses to set weights.
             self._model.set_weights(weights)
             self._model.to_neuron()
         except UserError:

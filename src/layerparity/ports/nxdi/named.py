@@ -25,6 +25,7 @@ def refuse_missing(target: str, paths: Sequence[str]) -> None:
     if not names:
         raise UserError(f"port.model={target} is no dotted path", f"write {EXAMPLE}.")
     folders = [*(str(expanded(each)) for each in paths), str(Path.cwd()), *sys.path]
+    # importlib's own find_spec would import each package on the way.
     spec = PathFinder.find_spec(names[0], folders) or _hooked(names[0])
     for count in range(1, len(names) + 1):
         name = ".".join(names[:count])

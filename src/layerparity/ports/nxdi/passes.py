@@ -73,15 +73,19 @@ class NxdiPass:
         output; where the ranks share the tokens, this rank's.
         """
         cache = getattr(model, "kv_mgr", None) if cached else None
+        # Where ranks share the tokens NxDI reads this key, and fails without it.
         more: dict[str, Any] = {"num_queries": None} if splits_tokens(model) else {}
         # The bucket that the pass is in, as NxDI's wrapper sets it.
         model.n_positions = mask.shape[1]
         attended = model.create_attn_mask(mask, self.prefill, False, position_ids=positions)
+        # NxDI ends with the model's last norm, and what is asked for stands before it.
         after, model.norm = model.norm, nn.Identity()
         ends: list[torch.Tensor] = []
+        # Where ranks share the tokens NxDI then keeps the last one alone: the hook sees them all.
         hook = model.layers[0].register_forward_hook(lambda _, __, end: ends.append(end[0]))
         try:
             output, kept = model.get_model_output(
+                # Only the shape counts beside embeddings.
                 input_ids=torch.zeros(self.batch, self.tokens, dtype=torch.int64),
                 inputs_embeds=given,
                 attention_mask=attended,
@@ -96,6 +100,7 @@ class NxdiPass:
             model.norm = after
             hook.remove()
         if cache is not None:
+            # On Neuron these outputs are aliased to the cache; here nobody else puts them back.
             for parameter, value in zip(cache.past_key_values, kept, strict=True):
                 parameter.data = value
         result: torch.Tensor = ends[-1] if splits_tokens(model) else output
@@ -115,8 +120,10 @@ def adds_embeddings(model: Any) -> bool:
 
 def pass_of(call: Call) -> NxdiPass:
     """Return a call as NxDI takes it."""
+    # A prompt of one token is a prefill, too: nothing stands before it.
     prefill = call.tokens > 1 or call.attention_mask.shape[1] == call.tokens
     mask = call.attention_mask
+    # Rows are padded on the left: the first 1 is where a row begins.
     shifts = mask.argmax(1)
     positions = call.position_ids
     if prefill:

@@ -53,6 +53,7 @@ def watched(module: nn.Module, paths: Mapping[str, str]) -> Iterator[dict[str, t
             register = part.register_forward_pre_hook if before else part.register_forward_hook
             hooks.callback(register(note(local)).remove)
         yield seen
+    # Which of several calls is the site's nobody can say.
     for local in [local for local, count in calls.items() if count > 1]:
         del seen[local]
 
@@ -75,6 +76,7 @@ def held_through(
     held = {}
     for name in stored:
         if name not in found:
+            # A tensor that was dropped and one that was computed with leave the same trace: none.
             if _reaches(convert, stored, name):
                 raise UserError(
                     f"The converter computes with {name}, so what became of it cannot be found",

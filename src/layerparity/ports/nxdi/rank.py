@@ -56,6 +56,7 @@ class NxdiRank(RankSide):
 
     environment: Mapping[str, str] = {
         "NXD_CPU_MODE": "1",
+        # torch_xla takes Neuron for its device where AWS's libraries are found.
         "PJRT_DEVICE": "CPU",
         "TOKENIZERS_PARALLELISM": "false",
         # Gloo talks over the loopback interface alone.
@@ -83,6 +84,7 @@ class NxdiRank(RankSide):
         self.dtype: torch.dtype = getattr(torch, assets.dtype)
         self._stages: dict[str, _Stage] = {}
         self._traces = Traces()
+        # Any will do until a pass says its own: `place` only tries the configuration.
         self._sizes = (1, 8)
         taps = {tap.local for tap in assets.family.taps}
         # What no other implementation of the family shows has nothing to be compared with.
@@ -104,6 +106,7 @@ class NxdiRank(RankSide):
         """Check that the configuration and the blocks can be made; return bytes of weights."""
         self._config(layers=1)
         stored = self.assets.checkpoint.tensors.values()
+        # With its dot, for layers.1 also begins layers.10.
         wanted = {stage if stage in OUTSIDE else f"{stage}." for stage in stages}
         unknown = [stage for stage in stages if stage not in OUTSIDE and stage.count(".") > 1]
         if unknown:
@@ -139,6 +142,7 @@ class NxdiRank(RankSide):
         made.neuron_config.is_prefill_stage = prefill
         made.neuron_config.n_active_tokens = tokens if prefill else 1
         if not prefill:
+            # NxDI shares no tokens in steps, which have one.
             made.neuron_config.sequence_parallel_enabled = False
         return made
 
@@ -161,7 +165,9 @@ class NxdiRank(RankSide):
         step = None
         if self._room:
             step, _ = self._built(layer, prefill=False)
+            # Assigned and not copied: a block is in memory once.
             step.load_state_dict(model.state_dict(), strict=False, assign=True)
+            # Steps go on from what the prefill has put in.
             step.kv_mgr = model.kv_mgr
         made = _Stage(stage, model, step, weights)
         if layer is not None:
@@ -186,6 +192,7 @@ class NxdiRank(RankSide):
             whole = self._config(int(self.values["num_hidden_layers"]), prefill)
             model.layers[0] = self.application.block(model.layers[0], config, whole, layer)
         model.eval()
+        # As NxDI does with a model before it traces it.
         if self.dtype != torch.float32:
             model.to(self.dtype)
         return model, config
@@ -233,6 +240,7 @@ class NxdiRank(RankSide):
                 ids = tuple(each if each < size else -1 for each in range(first, first + own))
                 share = RankShare(PartKind.SHARDED, 2, ids)
             else:
+                # What pads the vocabulary is nobody's token.
                 value = value[..., :size]
         return RankObserved(now.back(value), share)
 
@@ -275,6 +283,7 @@ def _sort_routing(observed: RankObserved) -> None:
     weights = "mlp.gate:weights"
     if ROUTED not in observed.tensors:
         return
+    # Implementations list the same experts in different orders.
     choices = observed.tensors[ROUTED].long().sort(-1).values
     observed.tensors[ROUTED] = choices
     if weights in observed.tensors:

@@ -123,6 +123,7 @@ class Watched:
                 if module is not None:
                     stack.callback(self._hook(module, each).remove)
             attention, experts = self.module("self_attn"), self.module("mlp.experts")
+            # Rotated queries and keys are no module's output, so no hook sees them.
             if hasattr(attention, _PREPARED):
                 stack.enter_context(_wrapped(attention, _PREPARED, self._note_rotated))
             if hasattr(experts, _WEIGHED):
@@ -140,11 +141,13 @@ class Watched:
             self._note(each.local, output if whole else _element(output, each.pick))
 
         if each.of_input:
+            # A model may pass what a module is fed by name, which a plain hook is not given.
             return module.register_forward_pre_hook(before, with_kwargs=True)
         return module.register_forward_hook(after, with_kwargs=True)
 
     def _note(self, local: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
+            # A copy, for a block may add to it in place afterwards.
             self.seen[local] = value.detach().clone()
 
     def _note_rotated(self, prepared: Any) -> None:
@@ -172,6 +175,7 @@ def _wrapped(owner: Any, method: str, note: Callable[[Any], None]) -> Iterator[N
         note(result)
         return result
 
+    # On the object: to delete it there shows the class's own method again.
     object.__setattr__(owner, method, call)
     try:
         yield
@@ -218,6 +222,7 @@ class RankLayout:
             return Shown(whole.flatten(1, 2), spec, TERM)
         if value.numel() % (self.batch * self.tokens):
             return None
+        # NxD adds the ranks' experts up behind them, in the module around.
         share = TERM if local == "mlp.experts:out" and self.partial else WHOLE
         return Shown(value.reshape(self.batch, self.tokens, -1), spec, share)
 
@@ -225,6 +230,7 @@ class RankLayout:
         name, _ = _PROJECTIONS[local]
         channels = self.channels[name]
         by_head = value.dim() == 4
+        # Attention reads heads before tokens; where both are as many, only the site tells.
         if (by_head and value.shape[1] != self.tokens) or (by_head and local in _ROTATED):
             value = value.transpose(1, 2)
         flat = value.reshape(self.batch, self.tokens, -1)
@@ -238,6 +244,7 @@ class RankLayout:
         """Return [batch, token, head, channel], the channels of each head in canonical order."""
         places = channels.reshape(-1, self.head_dim)
         values = flat.unflatten(-1, (-1, self.head_dim))
+        # A converter may permute the channels of a head; padding has no order.
         order = torch.where(places >= 0, places % self.head_dim, torch.arange(self.head_dim))
         values = values.gather(-1, order.argsort(-1).expand(values.shape))
         heads = torch.where(places[:, 0] >= 0, places[:, 0] // self.head_dim, -1)
@@ -274,8 +281,10 @@ def _along(origin: ElementOrigin, number: int, shape: torch.Size, axis: int) -> 
     own = origin.name == number
     places = origin.place // shape[1] if axis == 0 else origin.place % shape[1]
     places = torch.where(own, places, -1)
+    # The second is for a matrix that the converter has transposed.
     for dim in (axis, 1 - axis):
         lines = places.movedim(dim, 0)
+        # Padding is -1, so the largest is a line's own place.
         largest = lines.max(1).values
         same = (lines == largest[:, None]) | (lines < 0)
         if not bool(same.all()):

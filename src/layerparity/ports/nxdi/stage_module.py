@@ -46,6 +46,7 @@ class BlockModule(nn.Module):
             output = self._now.through(
                 self.model, hidden_states, attention_mask, position_ids, cached=False
             )
+        # A compiled graph hands out tensors without names: they are those of this moment.
         self.shown = tuple(each for each in watched.seen if each in self._taps)
         return (output, *(watched.seen[each] for each in self.shown))
 
@@ -73,6 +74,7 @@ def graph_key(module: nn.Module, stage: str, config: Any, *given: Any) -> str:
     Blocks that differ in a setting of a module (its own number, say) have graphs of their own.
     """
     outside = {"stage": stage} if isinstance(module, OutsideModule) else {}
+    # Only what is in the state dict is given to a graph as a weight.
     stored = set(module.state_dict())
     told = {
         **outside,
@@ -97,12 +99,14 @@ def _values(value: torch.Tensor, is_weight: bool) -> str:
 def _settings(module: nn.Module) -> Any:
     """Return a module's class and those of its attributes that are settings."""
     hidden = {name for name in vars(module) if name.startswith("_")}
+    # `shown` is filled by the trace, so it is no setting.
     own = {n: v for n, v in vars(module).items() if n not in hidden and n != "shown"}
     return [_name(type(module)), {name: _told(value, 1) for name, value in sorted(own.items())}]
 
 
 def _told(value: Any, depth: int) -> Any:
     """Return a setting as JSON: the same in every process, whatever it is made of."""
+    # An object's repr may hold an address, and the key must be the same in every process.
     told: Any = [_name(type(value))]
     if isinstance(value, enum.Enum):
         told.append(value.name)

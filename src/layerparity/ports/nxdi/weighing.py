@@ -52,6 +52,7 @@ def weights_noted(experts: nn.Module, note: Callable[[torch.Tensor], None]) -> I
     ) -> Any:
         last = _LastMade(expert_index.shape)
         with ExitStack() as stack:
+            # What experts make by themselves may have the same shape.
             for child in experts.children():
                 stack.callback(child.register_forward_pre_hook(last.stop).remove)
             stack.enter_context(last)

@@ -85,6 +85,7 @@ class Ranks:
                 if forward is not None:
                     stack.enter_context(_computed_by(part, forward))
                 if self._shares_heads(full, part):
+                    # A rank whose heads are all padding attends to nothing.
                     attending[id(part)] = [each for each in self.shares if each.reads]
             if attending:
                 stack.enter_context(attention_by_rank(attending, self.heads))
@@ -107,6 +108,7 @@ class Ranks:
 
     def _forward(self, path: str, module: nn.Module) -> Forward | None:
         """Return how ranks compute a module of a path such as ``layers.0.mlp.down_proj``."""
+        # The plan is that of the model below the head, which ranks share by its vocabulary.
         if path.rpartition(".")[2] == _HEAD and isinstance(module, nn.Linear):
             return by_rows(module, spans(module.out_features, self.count))
         style = self._style(path)
@@ -114,6 +116,7 @@ class Ranks:
             return self._experts(path, module)
         if not isinstance(module, nn.Linear):
             return None
+        # A weight is [out, in]: columns of the product are rows of it.
         if style.startswith(("colwise", "packed_colwise")):
             return by_rows(module, self._rows(path, module))
         if style.startswith(("rowwise", "packed_rowwise")):
@@ -123,6 +126,7 @@ class Ranks:
     def _rows(self, path: str, module: nn.Linear) -> Spans:
         """Return the rows of a column-parallel projection that ranks compute, whole heads of it."""
         name = path.rpartition(".")[2]
+        # Several ranks may hold one key head; their copies are equal, so one of them is computed.
         held = {kv: (kv, kv + 1) for share in self.shares for kv in share.kept}
         bounds = {
             "q_proj": [(each.first, each.end) for each in self.shares],
@@ -138,6 +142,7 @@ class Ranks:
     def _columns(self, path: str, module: nn.Linear) -> Spans:
         """Return the inputs of a row-parallel projection that each rank holds."""
         owner = path.split(".")[-2]
+        # Behind attention a rank's inputs are its own heads, which need not be evenly spread.
         if "att" not in owner or module.in_features % self.heads:
             return spans(module.in_features, self.count)
         width = module.in_features // self.heads
@@ -159,10 +164,12 @@ class Ranks:
             )
         styles = {name: self._style(f"{path}.{name}") for name in module._parameters}
         shared = ExpertGroups(self.experts, self.count, self.groups)
+        # Ranks of a group hold parts of the same experts: its first one speaks for them.
         held = [shared.held_by(group * shared.ranks) for group in range(self.groups)]
 
         def forward(hidden: torch.Tensor, *routing: torch.Tensor) -> torch.Tensor:
             return added(
+                # By the class: a copy's own forward is this function, which would end here again.
                 type(module).forward(share, hidden, *among(routing, own.start, len(own)))
                 for own in held
                 for share in expert_shares(module, styles, own.start, len(own), shared.ranks)

@@ -61,6 +61,7 @@ class Answers:
         """Answer which elements are held, and the values of those tensors that differ."""
         held = self.side.held(header["stage"])
         tensors = {f"mask {name}": each.mask for name, each in held.items()}
+        # Equal values are not sent: whoever asks reads them from the checkpoint.
         wanted = {name for name, each in held.items() if each.differs}
         tensors |= {f"value {name}": held[name].values for name in wanted}
         told = {
@@ -75,6 +76,7 @@ class Answers:
 
     def _begin(self, header: Mapping[str, Any], tensors: Tensors) -> Answer:
         mask, positions = tensors["attention_mask"], tensors["position_ids"]
+        # The cache itself stays with its rank, where it was made.
         self.side.begin(Call(mask, positions, True if header["cache"] else None))
         return {}, {}
 
@@ -98,6 +100,7 @@ class Answers:
             OUTPUT: asdict(observed.output_share),
             "facts": self.side.facts(),
             "notes": self.side.notes(),
+            # A port's files are opened here, so the run's own process cannot note them.
             "loaded": encode(port_loads.now()),
         }
         seen = {f"site {local}": value for local, value in observed.tensors.items()}
@@ -118,6 +121,7 @@ class AllAnswers:
     def of(self, call: str, header: Mapping[str, Any], tensors: Tensors) -> Answer:
         """Return every rank's answer to a call; `apart` takes them apart again."""
         answers = [each.of(call, header, tensors) for each in self._ranks]
+        # A message has one tensor of a name, and all ranks use the same names.
         named = {f"{rank} {n}": v for rank, (_, own) in enumerate(answers) for n, v in own.items()}
         return {_RANKS: [told for told, _ in answers]}, named
 

@@ -31,9 +31,11 @@ _LONGEST = 107
 def main(folder: Path) -> int:
     """Import what the ranks need, fork them, and wait until all have ended."""
     start = json.loads((folder / START).read_text(encoding="utf-8"))
+    # `python -m` puts the working directory first, where a file may hide what the run imports.
     sys.path[:] = start["path"]
     try:
         if not start["side"].startswith("layerparity."):
+            # Before the import, which opens files as well.
             port_loads.watch(start["side"])
         side = imported(start["side"])
         side.prepare(start["keys"])
@@ -42,6 +44,7 @@ def main(folder: Path) -> int:
     except Exception as error:
         traceback.print_exc()
         return _refuse(folder, start, said(error))
+    # What stands in a buffer at the fork would be written by every rank.
     sys.stdout.flush()
     sys.stderr.flush()
     processes = 1 if start["together"] else start["count"]
@@ -77,6 +80,7 @@ def address(folder: Path) -> Iterator[str]:
     if len(os.fsencode(path)) <= _LONGEST:
         yield path
         return
+    # Through a descriptor the kernel finds the folder, however long its own path is.
     opened = os.open(folder, os.O_RDONLY)
     try:
         yield f"/proc/self/fd/{opened}/{SOCKET}"
@@ -97,6 +101,7 @@ def _forked(folder: Path, start: Mapping[str, Any], side: Any, rank: int) -> tup
     status = Exit.INTERNAL
     try:
         with (folder / f"rank-{rank}.log").open("w") as log:
+            # Descriptors, for what compiled code prints before it dies bypasses sys.stderr.
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         with _connected(folder, start) as connection:
@@ -122,6 +127,7 @@ def serve(connection: Connection, start: Mapping[str, Any], side: Any, rank: int
 
     # A forked process has none of the threads that torch counts on.
     torch.set_num_threads(start["threads"])
+    # Connections come in any order: the first message says whose this is.
     wire.send(connection, {"rank": rank}, {})
     answers = AllAnswers(side, start) if start["together"] else Answers(side, start, rank)
     while True:
@@ -132,6 +138,7 @@ def serve(connection: Connection, start: Mapping[str, Any], side: Any, rank: int
             wire.send(connection, {"refused": str(error)}, {})
         except Exception as error:
             traceback.print_exc()
+            # If it died of this, the others would be killed before they say what failed in them.
             wire.send(connection, {"failed": said(error)}, {})
         else:
             wire.send(connection, answer, back)

@@ -58,14 +58,17 @@ class RankGroup:
         key = secrets.token_bytes(32)
         path = self._stack.enter_context(address(self._folder))
         listener = self._stack.enter_context(Listener(path, "AF_UNIX", self.count, authkey=key))
+        # An empty entry means the working directory of the moment, so it is written out.
         here = [each or str(Path.cwd()) for each in sys.path]
         start = {
             **self._start,
             "key": key.hex(),
             "path": here,
+            # Ranks meet at a file: a port may be taken by another run on this machine.
             "rendezvous": str(self._folder / "ranks"),
         }
         file = self._folder / START
+        # It holds the key of the socket, so it is private before anything is in it.
         file.touch(mode=0o600)
         file.write_text(json.dumps(start), encoding="utf-8")
         with (self._folder / "start.log").open("wb") as log:
@@ -113,12 +116,14 @@ class RankGroup:
         try:
             return self._called(method, tensors or {}, header)
         except BaseException:
+            # Answers that are still due would be taken for those of the next call.
             self.close()
             raise
 
     def _called(
         self, method: str, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]
     ) -> list[Answer]:
+        # All are told before one is waited for: in a collective each waits for the others.
         for rank, connection in enumerate(self._connections):
             try:
                 wire.send(connection, {"call": method, **header}, tensors)
@@ -182,6 +187,7 @@ class RankGroup:
 
     def close(self) -> None:
         """End every process and remove the folder; safe to call twice."""
+        # A rank ends by itself when its connection does.
         for connection in self._connections:
             connection.close()
         self._connections = []
@@ -198,6 +204,7 @@ def ended(process: subprocess.Popen[bytes], patience: float) -> None:
     except subprocess.TimeoutExpired:
         _signal_group(process, signal.SIGKILL)
         process.wait()
+    # Ranks that it forked may live on after it.
     _signal_group(process, signal.SIGKILL)
 
 

@@ -31,9 +31,11 @@ def loaded() -> dict[str, str]:
     """
     found = {_PYTHON: f"{platform.python_version()} from {sys.executable}"}
     for name in _NAMES:
+        # What is installed is the same for all: ranks differ in what they have imported.
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
         if file is not None:
+            # The file counts, too: a copy of one version may have been edited.
             found[name] = f"{getattr(module, '__version__', '?')} from {file}"
     return found
 

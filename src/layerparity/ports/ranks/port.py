@@ -44,6 +44,7 @@ class RanksPort(Port):
         self._group: RankGroup | None = None
         backend = assets.backend
         assert isinstance(backend, RanksBackend)
+        # A run closes its backend whatever happens, and no rank may outlive the run.
         backend.serve(self.close, lambda: self.facts)
         self._note = backend.note
 
@@ -96,7 +97,7 @@ class RanksPort(Port):
         return [Placed(f"rank {rank}", tuple(stages), size) for rank, size in enumerate(sizes)]
 
     def load(self, stage: str) -> dict[str, str]:
-        """Have every rank load its part; return the hashes of what one of them used."""
+        """Have every rank load its part; return the hashes of what any of them used."""
         answers = self.group.call("load", stage=stage)
         return {name: digest for told, _ in answers for name, digest in told["used"].items()}
 
@@ -125,6 +126,7 @@ class RanksPort(Port):
         end = str(Site(stage, "out"))
         output = self._gathered(end, outputs, [each.output_share for each in seen], "channel")
         tensors, first = {}, seen[0]
+        # What one rank cannot show cannot be put together from the others.
         unseen = {local: why for each in seen for local, why in each.unseen.items()}
         for local, spec in first.specs.items():
             if local in unseen:
@@ -133,6 +135,7 @@ class RanksPort(Port):
             shares = [each.shares[local] for each in seen]
             axis = spec.axes[shares[0].dim]
             parts = [each.tensors[local] for each in seen]
+            # Of padding alone `merge` would make a tensor of no length.
             if any(each.kind is PartKind.SHARDED for each in shares) and not any(
                 place >= 0 for each in shares for place in each.index
             ):
@@ -152,6 +155,7 @@ class RanksPort(Port):
             raise UserError(f"{site}: the ranks' parts do not fit together ({error})") from error
         if shares[0].kind is PartKind.SHARDED:
             self.ranks.shardings[site] = Sharding.of(axis, [each.index for each in shares])
+        # All passes of a run share a site's entry, so the worst one is kept.
         before = self.ranks.disagreements.get(site)
         if merged.relative and (before is None or merged.relative > before.relative):
             self.ranks.disagreements[site] = Disagreement(merged.relative, merged.ranks)
@@ -201,6 +205,7 @@ def prints_of(
         dtype = getattr(torch, own[0][0]["dtype"])
         stored = assets.checkpoint.value(name, dtype)
         covered = torch.zeros(stored.shape, dtype=torch.bool)
+        # What no rank holds stays zero: the checkpoint's own value would hide that it is missing.
         whole = torch.where(covered, stored, torch.zeros((), dtype=dtype))
         # Of replicas the first that is wrong is shown: one that is right would hide it.
         odd = [each for each in own if each[0]["differs"]]
@@ -209,6 +214,7 @@ def prints_of(
             values = tensors.get(f"value {name}", stored)
             covered |= mask
             whole = torch.where(mask, values, whole)
+        # A wrong rank may have cut a weight that it should hold whole: its own slice tells.
         slices = [spans(len(stored), len(answers))[rank] for rank in wrong] if stored.dim() else []
         kept = slice_alone(whole, stored, slices)
         prints[name] = replace(print_of(whole, own[0][0]["place"]), kept=kept)
