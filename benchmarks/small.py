@@ -2,11 +2,11 @@
 
     python benchmarks/small.py                      # 3 rounds
     python benchmarks/small.py --before ../older    # another checkout's code in turn, and the ratio
-    python benchmarks/small.py --rounds 1 --cases blocks --layers 2    # does this run?
+    python benchmarks/small.py --rounds 1 --uncounted 0 --cases blocks --layers 2  # does this run?
 
 Two comparisons: that of `make demo` (2,856 sites of a few kB, with references), and one of 62
 blocks x 50 sites without references. Each is a command in a process of its own. Printed are its CPU
-seconds, which a busy machine changes least, and those of the clock; the first round is not counted,
+seconds, which a busy machine changes least, and those of the clock; a first round is not counted,
 ratios are of the two commands of one round, and their median is printed. With ``--before`` the
 older code makes the runs: it cannot read those of a newer one. The last line is what importing the
 libraries alone takes, below which no command can come.
@@ -45,6 +45,7 @@ def main() -> None:
     """Make both pairs of runs, compare them in turn, print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--uncounted", type=int, default=1, help="rounds before those")
     parser.add_argument("--before", type=Path, help="another checkout, whose code takes part")
     parser.add_argument(
         "--cases", nargs="+", choices=("demo", "blocks"), default=["demo", "blocks"]
@@ -53,8 +54,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.write:
-        for side, slip in (("golden", 0.0), ("candidate", 1e-6)):
-            write(options.write / side, options.layers, slip)
+        write_both(options.write, options.layers)
         return
     labels = {"demo": "demo", "blocks": f"{options.layers} x 50"}
     sources = {"this": ROOT} | ({"before": options.before} if options.before else {})
@@ -62,11 +62,11 @@ def main() -> None:
     print("|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for case in options.cases:
-            words = prepared(case, options.layers, Path(folder), options.before or ROOT)
+            words = prepared(case, options.layers, Path(folder), options.before)
             rounds = [
                 {name: measured(source, words) for name, source in sources.items()}
-                for _ in range(options.rounds + 1)
-            ][1:]
+                for _ in range(options.uncounted + options.rounds)
+            ][options.uncounted :]
             for name in sources:
                 both = zip(*(each[name] for each in rounds), strict=True)
                 cpu, wall = (statistics.median(each) for each in both)
@@ -75,22 +75,23 @@ def main() -> None:
                     f"| {labels[case]} | {name} | {cpu:.1f} | {wall:.1f} | {ratio:.2f} |",
                     flush=True,
                 )
-    cpu, wall = (statistics.median(each) for each in zip(*imported(options.rounds), strict=True))
+    spans = [
+        spent(["-c", f"import {LIBRARIES}"]) for _ in range(options.uncounted + options.rounds)
+    ]
+    cpu, wall = map(statistics.median, zip(*spans[options.uncounted :], strict=True))
     print(f"| nothing | {LIBRARIES} | {cpu:.1f} | {wall:.1f} | |")
 
 
-def imported(rounds: int) -> list[tuple[float, float]]:
-    """Return the CPU seconds, and those of the clock, of importing the libraries, each round."""
-    return [spent(["-c", f"import {LIBRARIES}"]) for _ in range(rounds + 1)][1:]
-
-
-def prepared(case: str, layers: int, folder: Path, maker: Path) -> list[str]:
-    """Make the runs of a case with a checkout's code; return the command that compares them."""
+def prepared(case: str, layers: int, folder: Path, older: Path | None) -> list[str]:
+    """Make the runs of a case, by older code if there is any; return what compares them."""
     store = f"tracking.folder={folder / 'store'}"
     if case == "demo":
-        run(maker, ["experiment=quickstart", store])
+        run(older or ROOT, ["experiment=quickstart", store])
         return ["job=compare", store]
-    run(maker, ["--write", str(folder), "--layers", str(layers)], __file__)
+    if older is None:
+        write_both(folder, layers)
+    else:
+        run(older, ["--write", str(folder), "--layers", str(layers)], __file__)
     sides = [f"{side}={folder / side}" for side in ("golden", "candidate")]
     return ["job=compare", *sides, "tolerance=fixed", store]
 
@@ -122,6 +123,12 @@ def python(words: list[str], source: Path) -> None:
     subprocess.run(
         [sys.executable, *words], check=True, stdout=subprocess.PIPE, env=variables, cwd=source
     )
+
+
+def write_both(folder: Path, layers: int) -> None:
+    """Write two runs that differ slightly."""
+    for side, slip in (("golden", 0.0), ("candidate", 1e-6)):
+        write(folder / side, layers, slip)
 
 
 def write(folder: Path, layers: int, slip: float) -> Path:

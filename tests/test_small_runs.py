@@ -38,7 +38,7 @@ BENCHMARKS = {
     "logits": [("--models llama --slips 0.3 --ways 'tp 2'", "| verdict |  | 0 of 2 | 30.0% |")],
     "mutations": [("--count 3 --seed 1", "Unforeseen faults")],
     "reference": [("--tiny --rounds 1 --cases 'one block'", "| one block | this |")],
-    "small": [("--rounds 1 --cases blocks --layers 2", "| 2 x 50 | this |")],
+    "small": [("--rounds 1 --uncounted 0 --cases blocks --layers 2", "| 2 x 50 | this |")],
     "store": [("--runs 3", "| job=gc |")],
     "stream": [("--models tiny --rounds 1 --tokens 8 --caches cold", "| disk offload |")],
     "sweep": [("--parts 3", "| this |")],
