@@ -35,8 +35,8 @@ from browser import browser, missing, text_of, wait_for  # noqa: E402
 
 from layerparity.record.stored_run import StoredRun  # noqa: E402
 from layerparity.settings.tracking import TrackingConfig  # noqa: E402
-from layerparity.tracking.server import serve  # noqa: E402
 from layerparity.tracking.opening import open_store  # noqa: E402
+from layerparity.tracking.server import serve  # noqa: E402
 
 
 def main() -> int:
