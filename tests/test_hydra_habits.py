@@ -14,7 +14,7 @@ import yaml
 from conftest import ROOT, Ended
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from layerparity.cli import command
+from layerparity.settings import command_keys
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_what_cannot_be_meant_costs_one_line(
 )
 def test_a_number_is_text_where_a_key_takes_text(typed: str, read: object) -> None:
     """A run's id may look like one, and tables show ids without quotes."""
-    *_, word = command.with_texts(typed.split())
+    *_, word = command_keys.with_texts(typed.split())
     override = OverridesParser.create().parse_override(word)
     swept = override.is_sweep_override()
     found = list(override.sweep_string_iterator()) if swept else override.value()

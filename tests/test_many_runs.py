@@ -103,6 +103,16 @@ def test_finding_and_listing_runs_asks_no_more_of_many(
     assert few["latest"] <= 20
 
 
+def test_runs_are_counted_on_where_the_experiment_holds_no_count(store: Store) -> None:
+    """So it is in a store of an older version; a new run would else be taken for an old one."""
+    fill(store, 0, 3)
+    link = store._connection
+    link.client.set_experiment_tag(link.experiment_id, "layerparity.sequence", "")
+    fill(store, 3, 4)
+    assert [run.name for run in store.every()] == ["run-3", "run-2", "run-1", "run-0"]
+    assert store.counted() == 4
+
+
 def test_more_runs_than_a_page_holds_are_all_listed(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

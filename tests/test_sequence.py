@@ -74,6 +74,11 @@ def test_values_of_an_option_stay_out_of_a_step_that_chose_another(steps_of: Any
     assert [getattr(config.inputs, "seed", None) for config in seen] == [5, None, 5]
 
 
+def test_a_runs_id_that_looks_like_a_number_is_text_in_a_step(steps_of: Any) -> None:
+    ended, (step,) = steps_of("", ["job=compare golden=54579e35"])
+    assert (ended.exit, step.golden) == (0, "54579e35"), ended.err
+
+
 def test_a_step_may_be_an_experiment_whose_keys_are_its_own(steps_of: Any) -> None:
     body = "start: 5\nend: 5\nseq_len: 9\n"
     ended, seen = steps_of(body, ["experiment=layer_range", "scope=range"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from enum import Enum
 from itertools import accumulate
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 from layerparity.cli import help as help_text
 from layerparity.cli import hydras_own, launchers
 from layerparity.ground.errors import UserError, nearest, refused_name
-from layerparity.ground.quoting import numbers_as_text, quoted
+from layerparity.ground.quoting import quoted
 from layerparity.ground.resources import shipped
 from layerparity.ground.secrets import redacted, refuse_login
 from layerparity.settings import config
@@ -70,18 +69,6 @@ def implied(arguments: Sequence[str]) -> list[str]:
     return (
         [f"chunk=range(0,{chunks})"] if sweeps and chunks.isdigit() and "chunk" not in given else []
     )
-
-
-def with_texts(arguments: Sequence[str]) -> list[str]:
-    """Return the words; what looks like a number is text where its key takes a text, as runs' ids.
-
-    So it is whatever is typed: an id that a table shows has no quotes.
-    """
-    texts = {key.name for key in fields(config.Config) if key.type == "str | None"}
-    return [
-        numbers_as_text(word) if word.partition("=")[0].lstrip("+") in texts else word
-        for word in arguments
-    ]
 
 
 def _check_ways(parsed: Any) -> None:

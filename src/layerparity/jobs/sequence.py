@@ -123,7 +123,10 @@ def _composed(words: Sequence[str], shared: SharedKeys) -> Any:
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    alone = compose("config", overrides=list(words), return_hydra_config=True)
+    from layerparity.settings.command_keys import with_texts
+
+    words = with_texts(words)
+    alone = compose("config", overrides=words, return_hydra_config=True)
     if alone.hydra.mode is RunMode.MULTIRUN:
         raise UserError("a step cannot be a sweep: run it as a command of its own.")
     if alone.job.name == NAME:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any
 
 from layerparity.ground import registry
+from layerparity.ground.quoting import numbers_as_text
 from layerparity.ground.resources import shipped
 from layerparity.settings.config import NAMED_BY, PLUGIN_GROUPS, Config
 
@@ -27,6 +28,18 @@ def path_today(target: str) -> str:
     """Return the dotted path of the port that ``target`` named when it was stored."""
     former = _FORMER_PORT.fullmatch(target)
     return f"layerparity.ports.known.{former[1]}" if former else target
+
+
+def with_texts(arguments: Sequence[str]) -> list[str]:
+    """Return the words; what looks like a number is text where its key takes a text, as runs' ids.
+
+    So it is whatever is typed: an id that a table shows has no quotes.
+    """
+    texts = {key.name for key in dataclasses.fields(Config) if key.type == "str | None"}
+    return [
+        numbers_as_text(word) if word.partition("=")[0].lstrip("+") in texts else word
+        for word in arguments
+    ]
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -120,7 +120,9 @@ class StoredRuns:
         link = self._connection
         with link.user_errors():
             kept = link.client.get_experiment(link.experiment_id).tags
-        return _count(kept.get(names.PREFIX + _SEQUENCE, ""))
+        told = _count(kept.get(names.PREFIX + _SEQUENCE, ""))
+        # An experiment that holds no count has it in its runs, if it has any.
+        return told or next((run.sequence for run in self.search([], limit=1)), 0)
 
     def count(self) -> dict[str, str]:
         """Count one more run; return the tag that it has its count in.
