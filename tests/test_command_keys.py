@@ -38,7 +38,6 @@ COMMANDS = [
     {
         "backend": "neuron",
         "scope": "single",
-        "model": "checkpoint",
         "layer": 3,
         "component": "mlp",
         "tp_degree": 2,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,6 +40,10 @@ def test_any_login_is_refused_in_a_sweep_which_hydra_would_keep() -> None:
         ("device_map=cuda:x", "There is no device_map 'cuda:x'"),
         ("+scope=full", "adds to what has one option already"),
         ("+layre=3", r"There is no key 'layre'\. Did you mean 'layer'"),
+        ("+seed=3", r"There is no key 'seed'\. Did you mean 'inputs\.seed' or 'port\.seed'\?"),
+        ("job=list", r"There is no job 'list'\. Did you mean 'runs'\?"),
+        ("job=delete", r"There is no job 'delete'\. Did you mean 'gc'\?"),
+        ("+trust_remote_code=true", "code that comes with a checkpoint is never run"),
         ("job.x=" + "[" * 60, "give a shorter number, or a list with fewer levels"),
     ],
 )
@@ -111,3 +116,38 @@ def test_json_is_for_what_makes_a_verdict() -> None:
                 output.check(job)
     with output.taken(["--quiet", "job=run"]):
         output.check("run")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("model=../folder", "model.path=../folder"),
+        ("model=~/folder", "model.path=~/folder"),
+        ("model=some-lab/model", "model.path=some-lab/model"),
+        ("model='/a b/c'", "model.path='/a b/c'"),
+        ("model=.", "model.path=."),
+        ("model=here", "model.path=here"),
+        ("model=here,../folder", "model.path=here,../folder"),
+        # An option is one, whatever lies here under its name; and so is one of a given folder.
+        ("model=tiny_minimax_m2", None),
+        ("model=here,tiny_minimax_m2", None),
+        ("model=mine/small", None),
+        ("model=nowhere", None),
+        ("model.path=../folder", None),
+        ("golden=../folder", None),
+    ],
+)
+def test_a_folder_or_a_name_of_the_hub_is_the_path_of_a_model(
+    word: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("here", "tiny_minimax_m2", "conf/model/mine"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "conf/model/mine/small.yaml").write_text("name: small\n")
+    assert command.as_meant(["--config-dir", "conf", word]) == ["--config-dir", "conf", meant or word]
+
+
+def test_a_word_that_hydra_refuses_is_left_to_it() -> None:
+    words = ["--config-dir", "nowhere", "model=a/b", "--shell-completion"]
+    assert command.as_meant(words)[2] == "model.path=a/b"
+    assert command.as_meant(["model=a/b", "--config-dir"])[0] == "model.path=a/b"

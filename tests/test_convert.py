@@ -125,7 +125,7 @@ def test_the_values_are_those_that_transformers_gives(
     assert listed["tensors"][GATE] == {"from": "F32", "to": "F32", "why": "small: kept as it is"}
     assert {n: m["sha256"] for n, m in listed["origin"]["done"].items()} == sums(tmp_path / "to")
     assert "│ F8_E4M3 │ BF16 │ FP8 times its scales │" in " ".join(ended.out.split())
-    assert f"model=checkpoint model.path={tmp_path / 'to'} dtype=bfloat16" in ended.out
+    assert f"run.py model.path={tmp_path / 'to'} dtype=bfloat16" in ended.out
 
 
 @pytest.mark.parametrize("shape", [(200, 300), (128, 128), (1, 129), (3, 130, 257)])

@@ -547,7 +547,7 @@ def test_the_checkpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     model.path = str(tmp_path / "cut")
     found = lines("checkpoint", model=model)["checkpoint"]
     assert found.state is State.PROBLEM and "it is cut off or damaged" in found.found
-    command = f"python run.py job=audit model=m model.path={tmp_path / 'cut'}"
+    command = f"python run.py job=audit model.path={tmp_path / 'cut'}"
     assert found.cure == f"'{command}' lists all that is wrong with it"
     model = SimpleNamespace(name="m", path=None, shipped=None, architecture={"model_type": "x"})
     assert "without weights" in lines("checkpoint", model=model)["checkpoint"].found

@@ -62,3 +62,25 @@ def test_a_golden_of_another_model_is_refused_with_both_names(
     own = run(*words, "model=checkpoint", f"model.path={shorter}")
     assert "run of half-context, " in own.out
     assert "golden-half-context-single-0-float32-cpu  " in own.out
+
+
+def test_a_folder_is_asked_the_same_however_it_is_named(
+    run: Callable[..., Ended], shorter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shorter.parent)
+    words = ("backend=gpu", "device_map=cpu", "scope=single", "layer=0")
+    ways = ("model=half-context", "model.path=half-context")
+    ways += ("model=checkpoint model.path=half-context",)
+    said = [run(*words, *way.split()).out for way in ways]
+    fed = {line for out in said for line in out.splitlines() if line.startswith("fed prompt")}
+    assert len(fed) == 1
+    # The words that the shipped model is asked are its own.
+    assert "Two machines compare" not in fed.pop()
+    assert all("golden-half-context-single-0-float32-cpu  " in out for out in said)
+    assert all("next:" in out and " model.path=half-context" in out for out in said)
+    assert not any("model=checkpoint" in out for out in said)
+    # The golden of one way fits the others, and a prompt that is typed is asked.
+    again = run(*words, ways[0], "kind=candidate", "inputs=golden")
+    assert "fed the inputs recorded by golden run" in again.out
+    asked = run(*words, ways[1], "model.prompt=Hello")
+    assert "fed prompt 'Hello'" in asked.out

@@ -1,7 +1,7 @@
 """The committed tiny checkpoint: is it what it claims to be, and would a port's bug show in it?
 
 Whether training still gives this folder, bit for bit, is not asked here: that is only promised for
-one kind of machine. ``python checkpoints/train_tiny_minimax_m2.py --check`` asks it, in a minute.
+one kind of machine. ``python checkpoints/train_minimax_m2.py --check`` asks it, in a minute.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from argparse import ArgumentError
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from itertools import accumulate
 from pathlib import Path
@@ -16,7 +17,7 @@ from layerparity.ground.errors import UserError, nearest, refused_name
 from layerparity.ground.quoting import quoted
 from layerparity.ground.resources import shipped
 from layerparity.ground.secrets import redacted, refuse_login
-from layerparity.settings import config
+from layerparity.settings import command_keys, config
 from layerparity.settings.key import keys_of
 from layerparity.settings.search_path import given_folders
 
@@ -26,6 +27,15 @@ _SWEEPS = "hydra.mode=MULTIRUN"
 _SHOWN = 120
 # Open brackets; Python's own limit is another one wherever a library has set it.
 _DEEPEST = 50
+# What other programs call these jobs, and what is not here on purpose.
+_JOBS_ELSEWHERE = {
+    "list": "runs", "ls": "runs", "delete": "gc", "remove": "gc", "rm": "gc", "diff": "compare",
+    "serve": "ui", "check": "doctor",
+}  # fmt: skip
+_NEVER = {
+    "trust_remote_code": "code that comes with a checkpoint is never run: a port of your own is "
+    "named by port._target_="
+}
 _CHOICE = re.compile(r"Invalid value '([^']*)', expected one of \[([^\]]*)\]")
 _MISFIT = re.compile(
     r"Value '([^']*)' (?:of type '\w+' could not be converted to (Integer|Float)"
@@ -52,6 +62,21 @@ def check(arguments: Sequence[str]) -> Any:
         given = given_folders(parsed.config_dir, parsed.overrides)
         check_overrides(parsed.overrides, parsed.multirun, given)
     return parsed
+
+
+def as_meant(arguments: Sequence[str]) -> list[str]:
+    """Return the words as Hydra has to be told what they mean; as typed where it will refuse."""
+    from hydra._internal.utils import get_args_parser
+
+    given = []
+    # Only where an option could be meant is it asked what options there are.
+    if any(word.startswith("model=") for word in arguments):
+        parser = get_args_parser()
+        parser.exit_on_error = False
+        with suppress(ArgumentError, UserError):
+            parsed = parser.parse_known_args(list(arguments))[0]
+            given = given_folders(parsed.config_dir, parsed.overrides)
+    return command_keys.as_meant(arguments, given)
 
 
 def implied(arguments: Sequence[str]) -> list[str]:
@@ -161,9 +186,9 @@ def _check_choice(override: Any, given: Sequence[Path]) -> None:
         cuda = group == "device_map" and re.fullmatch(r"cuda:\d+", name)
         if name in known or cuda:
             continue
-        raise UserError(
-            f"There is no {group} '{name}'.{nearest(name, known)} There is: {', '.join(known)}."
-        )
+        elsewhere = _JOBS_ELSEWHERE.get(name) if group == "job" else None
+        hint = f" Did you mean '{elsewhere}'?" if elsewhere else nearest(name, known)
+        raise UserError(f"There is no {group} '{name}'.{hint} There is: {', '.join(known)}.")
 
 
 def _chosen(override: Any, known: Iterable[str]) -> Iterable[Any]:
@@ -194,7 +219,17 @@ def _refuse_unknown(override: Any, given: Sequence[Path]) -> None:
     mapping = any(not any(key.startswith(f"{each}.") for key in keys) for each in within)
     own = first in ("hydra", "port") or any((folder / first).is_dir() for folder in given)
     if name not in keys and not mapping and not own:
-        raise UserError(f"There is no key '{name}'.{nearest(name, keys)} --help lists them.")
+        raise _no_key(name)
+
+
+def _no_key(name: str, more: str = "") -> UserError:
+    """Return what is said of a key that there is not: one of its name in a group, or a like one."""
+    if name in _NEVER:
+        return UserError(f"There is no key '{name}'", f"{_NEVER[name]}.")
+    keys = config.every_key()
+    within = [f"'{each}'" for each in keys if each.endswith(f".{name}")]
+    hint = f" Did you mean {' or '.join(within[:3])}?" if within else nearest(name, keys)
+    return UserError(f"There is no key '{name}'.{hint} --help lists them.{more}")
 
 
 def _refuse_group(override: Any) -> None:
@@ -267,9 +302,7 @@ def explain(error: Exception) -> UserError:
         if (of_hydra := hydras_own.no_key(key)) is not None:
             return of_hydra
         own = f" A key of a port of your own takes a plus: +{key}=." if group == "port" else ""
-        return UserError(
-            f"There is no key '{key}'.{nearest(key, config.every_key())} --help lists them.{own}"
-        )
+        return _no_key(key, own)
     if full and (misfit := _MISFIT.search(message)):
         wanted = _WANTED[misfit[2] or misfit[3]]
         # The same key of another option may be a choice of words.

@@ -95,7 +95,7 @@ def _hydra(arguments: list[str]) -> int:
     from layerparity.cli import command, completion, composed, mlflow_variables
     from layerparity.ground.resources import shipped
     from layerparity.making import endings
-    from layerparity.settings import command_keys, config, search_path
+    from layerparity.settings import config, search_path
 
     # argparse takes key=value only in one piece, so "a=1 -m b=2" would be refused.
     sys.argv[1:] = sorted(
@@ -109,7 +109,7 @@ def _hydra(arguments: list[str]) -> int:
         shown = {"-c", "--cfg", "-i", "--info"} & {word.partition("=")[0] for word in sys.argv}
         with console.quiet() if shown else nullcontext():
             sys.argv += mlflow_variables.words_for(sys.argv[1:])
-    sys.argv[1:] = command_keys.with_texts(sys.argv[1:])
+    sys.argv[1:] = command.as_meant(sys.argv[1:])
     sys.argv += command.implied(sys.argv[1:])
     parsed = command.check(sys.argv[1:])
     # With this, Hydra hands us its exceptions instead of printing its own story and exiting.

@@ -169,6 +169,7 @@ def _job(job: str, overrides: tuple[str, ...], keys: Mapping[str, Any]) -> Itera
             _check_words(overrides)
             words = [*overrides, *(each for key in keys for each in _words(key, keys[key]))]
             words += mlflow_variables.words_for(words)
+            words = command.as_meant(words)
             with _composing(words, job) as config, command.plain_errors():
                 typed_keys.refuse_unread(config, registry.load("jobs", job))
                 yield config

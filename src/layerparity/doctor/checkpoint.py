@@ -42,9 +42,9 @@ def check_checkpoint(config: Config) -> Iterator[Result]:
     except UserError as error:
         if not any(checkpoint.folder.glob("*.safetensors")):
             raise
-        words = [typed("model", config.model.name)]
-        words += [typed("model.path", config.model.path)] if config.model.path else []
-        cure = f"'{program()} job=audit {' '.join(words)}' lists all that is wrong with it"
+        path = config.model.path
+        which = typed("model.path", path) if path else typed("model", config.model.name)
+        cure = f"'{program()} job=audit {which}' lists all that is wrong with it"
         yield problem("checkpoint", str(error), cure)
         return
     files = {stored.file for stored in checkpoint.tensors.values()}

@@ -80,5 +80,5 @@ def _show(done: Sequence[ConversionGroup]) -> None:
 
 def _say_command(folder: Path, dtype: str) -> Exit:
     path = typed("model.path", str(folder))
-    console.say(f"To run it: {program()} model=checkpoint {path} dtype={dtype}")
+    console.say(f"To run it: {program()} {path} dtype={dtype}")
     return Exit.OK

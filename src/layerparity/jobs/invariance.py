@@ -91,8 +91,8 @@ def _asked(config: Config) -> dict[str, list[int]]:
     strange = [each for each in job.axes if each not in AXES]
     if strange:
         raise UserError(
-            f"There is no axis '{strange[0]}'.{nearest(strange[0], AXES)}",
-            f"job.axes= takes {', '.join(AXES)}.",
+            f"There is no axis '{strange[0]}'.{nearest(strange[0], AXES)} "
+            f"job.axes= takes {', '.join(AXES)}."
         )
     if config.generate.max_new_tokens:
         raise UserError(

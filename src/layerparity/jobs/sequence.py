@@ -123,9 +123,9 @@ def _composed(words: Sequence[str], shared: SharedKeys) -> Any:
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    from layerparity.settings.command_keys import with_texts
+    from layerparity.settings.command_keys import as_meant
 
-    words = with_texts(words)
+    words = as_meant(words)
     alone = compose("config", overrides=words, return_hydra_config=True)
     if alone.hydra.mode is RunMode.MULTIRUN:
         raise UserError("a step cannot be a sweep: run it as a command of its own.")

@@ -45,7 +45,7 @@ def describe(model: ModelSettings, stages: Sequence[str] | None = None) -> Check
             f"model={model.name} describes an architecture without weights",
             "give model.path=<folder> to run it.",
         )
-    raise UserError("model=checkpoint wants model.path=", "give a Hugging Face folder.")
+    raise UserError("model=checkpoint wants a folder", "give model=FOLDER, of Hugging Face's form.")
 
 
 def _opened(

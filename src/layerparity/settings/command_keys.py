@@ -7,18 +7,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from layerparity.ground import registry
 from layerparity.ground.quoting import numbers_as_text
 from layerparity.ground.resources import shipped
-from layerparity.settings.config import NAMED_BY, PLUGIN_GROUPS, Config
+from layerparity.settings.config import CHECKPOINT, NAMED_BY, PLUGIN_GROUPS, Config
 
 _BY_TARGET = "port"
 _ALWAYS = ("backend",)
 _NEVER = ("job", "experiment")
 # What takes keys of any name: a port of one's own, and an architecture.
 _GPU = re.compile(r"cuda:\d+")
+_FOLDER = re.compile(r"model=(.+)")
 _OPEN = re.compile(r"(port|model\.architecture)(\.\w+)+")
 # Where our ports have been: stored configurations name them.
 _FORMER_PORT = re.compile(r"layerparity\.(?:run\.)?ports\.(\w+\.\w+)")
@@ -30,16 +32,39 @@ def path_today(target: str) -> str:
     return f"layerparity.ports.known.{former[1]}" if former else target
 
 
-def with_texts(arguments: Sequence[str]) -> list[str]:
-    """Return the words; what looks like a number is text where its key takes a text, as runs' ids.
+def as_meant(arguments: Sequence[str], given: Sequence[Path] = ()) -> list[str]:
+    """Return the words of a command as Hydra has to be told what they mean.
 
-    So it is whatever is typed: an id that a table shows has no quotes.
+    What looks like a number is text where its key takes a text, as runs' ids: an id that a table
+    shows has no quotes. ``model=FOLDER`` and ``model=ORGANISATION/NAME`` are ``model.path=``;
+    ``given`` are folders of groups beside our own, whose options are none of these.
     """
     texts = {key.name for key in dataclasses.fields(Config) if key.type == "str | None"}
     return [
-        numbers_as_text(word) if word.partition("=")[0].lstrip("+") in texts else word
+        numbers_as_text(word)
+        if word.partition("=")[0].lstrip("+") in texts
+        else _FOLDER.sub(r"model.path=\1", word)
+        if _names_folders(word, given)
+        else word
         for word in arguments
     ]
+
+
+def _names_folders(word: str, given: Sequence[Path]) -> bool:
+    """Say whether a word is ``model=`` with a folder, or a list of them, and with no option."""
+    match = _FOLDER.fullmatch(word)
+    if match is None:
+        return False
+    values = [each.strip(" '\"") for each in match[1].split(",")]
+    options = [(folder / "model" / each).with_suffix(".yaml") for folder in given for each in values]
+    return not any(option.is_file() for option in options) and all(
+        "/" in each or (each not in _models() and Path(each).is_dir()) for each in values
+    )
+
+
+@cache
+def _models() -> set[str]:
+    return {path.stem for path in (shipped("conf") / "model").glob("*.yaml")}
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,6 +100,9 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
                 if (v != defaults[k] if k in defaults else _OPEN.fullmatch(k))
             }
         )
+    if "model.path" in settings and settings.get("model") == CHECKPOINT:
+        # A folder needs no option of the model's.
+        del settings["model"]
     return settings
 
 

@@ -20,6 +20,7 @@ from omegaconf import MISSING, OmegaConf
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded
+from layerparity.ground.resources import shipped as shipped_files
 from layerparity.settings.key import check_numbers, key, keys_of
 from layerparity.settings.tracking import TrackingConfig
 
@@ -97,6 +98,8 @@ class ScopeKind(Choice):
 
 
 # Jobs that can say what they would do.
+# The option of a folder, which is what `model.path` alone means.
+CHECKPOINT = "checkpoint"
 DRY = ("run", "compare")
 
 
@@ -138,6 +141,21 @@ class ModelSettings:
         None, "values of config.json, where there is no folder"
     )
     prompt: str | None = key(None, "what the model is asked where the command gives no prompt")
+
+    def leave_shipped(self) -> None:
+        """Forget the shipped model, which is the default, and its prompt where there is a folder.
+
+        With and without ``model=checkpoint`` a folder is asked the same.
+        """
+        if self.path is None or self.shipped is None:
+            return
+        import yaml
+
+        file = shipped_files("conf") / "model" / f"{self.name}.yaml"
+        own = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if self.prompt == own.get("prompt"):
+            self.prompt = None
+        self.name, self.shipped = CHECKPOINT, None
 
     @property
     def hub_id(self) -> str | None:
@@ -332,6 +350,7 @@ def checked(composed: Any) -> Config:
     """
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config), "the schema of a command is registered"
+    config.model.leave_shipped()
     if config.dry_run and config.job.name not in DRY:
         raise UserError(
             f"dry_run=true: job={config.job.name} has none",

@@ -69,9 +69,15 @@ def serve(raw: object, port: int) -> Iterator[str]:
 def running(config: TrackingConfig, port: int, host: str) -> Iterator[Server]:
     """Yield the UI of the embedded store, answering; end its whole process group after the block.
 
-    Raises UserError where the port is taken or not allowed, or the server does not start.
+    Raises UserError where the port is taken or not allowed, the store is not there, or the server
+    does not start.
     """
     check_port(host, port)
+    if not config.root.is_dir():
+        raise UserError(
+            f"There are no runs in {config.root}, which is not there",
+            "tracking.folder=FOLDER names another store; the first run makes one.",
+        )
     if not (config.root / database.FILE_NAME).exists():
         open_store(config)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -155,8 +155,7 @@ def golden_command(request: Request) -> str:
     """Return the command that makes the golden run this scope needs."""
     extra = " capture=components" if request.config.component else ""
     asked = request.config.model
-    path = f" {typed('model.path', asked.path)}" if asked.path else ""
-    model = f" {typed('model', asked.name)}{path}"
+    model = f" {typed('model.path', asked.path) if asked.path else typed('model', asked.name)}"
     store = "".join(f" {word}" for word in request.config.tracking.words)
     return f"{program()} backend=gpu device_map=cpu scope=full{model}{extra}{store}"
 

@@ -143,7 +143,7 @@ def _in_range(name: str, value: int, num_layers: int, model: ModelSettings) -> N
         if model.shipped is None:
             raise UserError(f"{has}.")
         # The small model that is run where none is named.
-        raise UserError(has, "name your own: model=checkpoint model.path=FOLDER")
+        raise UserError(has, "name your own: model=FOLDER")
 
 
 def _refuse_strangers(config: Config, kind: ScopeKind) -> None:

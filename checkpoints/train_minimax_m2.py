@@ -1,15 +1,17 @@
-"""Train the tiny MiniMax-M2 checkpoint that is shipped with layerparity.
+"""Train the small MiniMax-M2 checkpoints that are shipped with layerparity.
 
-    python checkpoints/train_tiny_minimax_m2.py            # retrain tiny_minimax_m2/
-    python checkpoints/train_tiny_minimax_m2.py --out DIR  # retrain somewhere else
-    python checkpoints/train_tiny_minimax_m2.py --check    # retrain aside, compare, write nothing
+    python checkpoints/train_minimax_m2.py                       # retrain both
+    python checkpoints/train_minimax_m2.py deep_minimax_m2       # retrain one
+    python checkpoints/train_minimax_m2.py --out DIR             # retrain somewhere else
+    python checkpoints/train_minimax_m2.py --check               # compare, write nothing
 
-It is a real ``MiniMaxM2ForCausalLM`` of six decoder blocks that recites ``text.txt``. A model with
-default initialisation would hide most of the bugs a port can have (norm weights all 1, router bias
-all 0, no massive channels), so the statistics of a large trained model are put in *before*
-training; what training left of them is measured at the end (see ``tiny_statistics.py``).
+Each is a real ``MiniMaxM2ForCausalLM`` that recites ``text.txt``: ``deep_minimax_m2`` has the 62
+decoder blocks of the real one, ``tiny_minimax_m2`` six. A model with default initialisation would
+hide most of the bugs a port can have (norm weights all 1, router bias all 0, no massive channels),
+so the statistics of a large trained model are put in *before* training; what training left of them
+is measured at the end (see ``tiny_statistics.py``).
 
-All of it takes about a minute on one idle core, the training itself half of that. It is
+Training takes half a minute (six blocks) and five minutes (62) on one idle core. It is
 reproducible to the bit on one kind of machine with one set of library versions: the processor's
 vector width decides the order of sums, so ``--check`` may fail elsewhere without anything wrong.
 """
@@ -24,7 +26,8 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 # Before torch and transformers are imported: one thread decides the order of sums, and accelerate
@@ -54,8 +57,10 @@ from transformers import (
 )
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
+# Questions and their answers.
+Chats = list[tuple[str, str]]
+
 HERE = Path(__file__).resolve().parent
-FOLDER = HERE / "tiny_minimax_m2"
 PUBLISHED_FILES = {
     "chat_template.jinja",
     "config.json",
@@ -121,19 +126,49 @@ class Shape:
     bias_grid: float = 0.0625  # bf16 has no finer values between 8 and 16
 
 
-def tiny_config(tokenizer: PreTrainedTokenizerFast) -> MiniMaxM2Config:
-    """A MiniMax-M2 with everything that MiniMax-M2 has, small; unlike sizes show a swapped axis."""
+@dataclass(frozen=True)
+class Sizes:
+    """What of the configuration differs; unlike sizes show a swapped axis."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rotary_dim: int
+    num_local_experts: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint: its sizes, what it says of them, the statistics put in, how it is trained."""
+
+    sizes: Sizes
+    said: Mapping[str, str]
+    shape: Shape = Shape()
+    recipe: Recipe = Recipe()
+
+
+MODELS = {
+    "deep_minimax_m2": Model(
+        # Heads in the real one's ratio; 8 is the narrowest expert that every way of computing
+        # them takes (rows of 16 bytes in bf16).
+        Sizes(48, 8, 62, 12, 2, 16, 8, 32),
+        {"size": "narrow", "layers": "sixty-two"},
+        Shape(massive_channels=(11, 26, 41), writer_std=0.010),
+        Recipe(steps=400, bias_step=0.02, bias_frozen_from=0.85, weight_decay=0.3),
+    ),
+    "tiny_minimax_m2": Model(Sizes(96, 32, 6, 4, 2, 32, 16, 16), {"size": "tiny", "layers": "six"}),
+}
+
+
+def config_of(sizes: Sizes, tokenizer: PreTrainedTokenizerFast) -> MiniMaxM2Config:
+    """A MiniMax-M2 with everything that MiniMax-M2 has, small."""
     return MiniMaxM2Config(
+        **asdict(sizes),
         vocab_size=VOCABULARY,
-        hidden_size=96,
-        intermediate_size=32,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        rotary_dim=16,
         rope_theta=10000.0,
-        num_local_experts=16,
         num_experts_per_tok=4,
         max_position_embeddings=MAX_LENGTH,
         bos_token_id=tokenizer.bos_token_id,
@@ -154,15 +189,16 @@ def read_text() -> str:
     return (HERE / "text.txt").read_text(encoding="utf-8").strip()
 
 
-def read_chats() -> list[tuple[str, str]]:
-    """Questions and answers; ``@text`` stands for the text."""
+def read_chats(said: Mapping[str, str]) -> Chats:
+    """Questions and answers; ``@text`` stands for the text, ``{size}`` for what is ``said``."""
     lines = (HERE / "chat.jsonl").read_text(encoding="utf-8").splitlines()
     turns = [json.loads(line) for line in lines]
     text = read_text()
-    return [(t["user"], text if t["assistant"] == "@text" else t["assistant"]) for t in turns]
+    answers = [text if t["assistant"] == "@text" else t["assistant"] for t in turns]
+    return [(t["user"], a.format_map(said)) for t, a in zip(turns, answers, strict=True)]
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
+def make_tokenizer(chats: Chats) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of the training words: any other input falls back to bytes."""
     bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
     bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -173,7 +209,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    bpe.train_from_iterator([read_text(), *(s for turn in read_chats() for s in turn)], trainer)
+    bpe.train_from_iterator([read_text(), *(s for turn in chats for s in turn)], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         bos_token=BEGIN,
@@ -197,15 +233,15 @@ class Row:
 class Lessons:
     """Endless batches: the long recitals and, in turn, short chats with windows of the text."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, chats: Chats, recipe: Recipe) -> None:
         """Tokenize everything once."""
         self.recipe = recipe
         self.text = [*tokenizer(read_text())["input_ids"], tokenizer.eos_token_id]
         line_end = tokenizer("\n")["input_ids"][-1]
         self.line_starts = [n + 1 for n, token in enumerate(self.text) if token == line_end]
-        chats = [self._chat(tokenizer, *turn) for turn in read_chats()]
-        self.long = [Row(self.text, 2), *(c for c in chats if len(c.ids) > len(self.text))]
-        self.short = [c for c in chats if len(c.ids) <= len(self.text)]
+        rows = [self._chat(tokenizer, *turn) for turn in chats]
+        self.long = [Row(self.text, 2), *(row for row in rows if len(row.ids) > len(self.text))]
+        self.short = [row for row in rows if len(row.ids) <= len(self.text)]
         self.pad = tokenizer.pad_token_id
         self.random = torch.Generator().manual_seed(recipe.seed)
 
@@ -337,14 +373,16 @@ def shape_router(model: MiniMaxM2ForCausalLM, shape: Shape) -> None:
         gate[:, massive] = constant[:, None] * seen / seen.pow(2).sum()
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> MiniMaxM2ForCausalLM:
+def make_model(wanted: Model, tokenizer: PreTrainedTokenizerFast) -> MiniMaxM2ForCausalLM:
     """An untrained model with the statistics of a trained one."""
     ALL_EXPERTS_FUNCTIONS.register("all_experts", all_experts)
-    torch.manual_seed(seed)
+    torch.manual_seed(wanted.recipe.seed)
     model = MiniMaxM2ForCausalLM._from_config(
-        tiny_config(tokenizer), experts_implementation="all_experts", attn_implementation="eager"
+        config_of(wanted.sizes, tokenizer),
+        experts_implementation="all_experts",
+        attn_implementation="eager",
     )
-    shape = Shape()
+    shape = wanted.shape
     with torch.no_grad():
         shape_matrices(model, shape)
         shape_heads(model, shape)
@@ -423,11 +461,12 @@ def show_progress(step: int, recipe: Recipe, loss: float, since: float) -> None:
     print(line, end=end, file=sys.stderr, flush=True)
 
 
-def train(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> MiniMaxM2ForCausalLM:
+def train(wanted: Model, tokenizer: PreTrainedTokenizerFast, chats: Chats) -> MiniMaxM2ForCausalLM:
     """Train from nothing; the model comes back in bf16."""
-    model = make_model(tokenizer, recipe.seed).train()
-    lessons, optimizer = Lessons(tokenizer, recipe), make_optimizer(model, recipe)
-    balancer, since = Balancer(model, recipe, Shape().bias_grid), time.time()
+    recipe = wanted.recipe
+    model = make_model(wanted, tokenizer).train()
+    lessons, optimizer = Lessons(tokenizer, chats, recipe), make_optimizer(model, recipe)
+    balancer, since = Balancer(model, recipe, wanted.shape.bias_grid), time.time()
     with watch_choices(model) as choices:
         for step in range(recipe.steps):
             for group in optimizer.param_groups:
@@ -517,13 +556,13 @@ def measure_folder(folder: Path, dtype: torch.dtype) -> Measured:
     return measure(model, ids, encode(tokenizer, PROMPT).shape[1])
 
 
-def report(folder: Path) -> bool:
+def report(folder: Path, chats: Chats) -> bool:
     """Print what the saved model says and how it measures; whether it recites in every variant."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     model = VARIANTS[0].load(folder)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {size_of(folder):,} bytes")
     print(f"\n{PROMPT}|{ask(model, tokenizer, PROMPT)}\n")
-    for question, _ in read_chats():
+    for question, _ in chats:
         answer = ask(model, tokenizer, chat_prompt(tokenizer, question))
         print(f"  {question} -> {answer.splitlines()[0]}")
     for dtype in (torch.float32, torch.bfloat16):
@@ -617,28 +656,30 @@ def fix_numerics() -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder to write")
+    parser.add_argument("model", nargs="*", metavar="MODEL", help=f"{', '.join(MODELS)}: all")
+    parser.add_argument("--out", type=Path, default=HERE, help="where their folders lie")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; compare a retraining with the folder"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if unknown := [name for name in options.model if name not in MODELS]:
+        parser.error(f"there is no {unknown[0]}: {', '.join(MODELS)}")
+    return options
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Train, report, and either publish or compare."""
-    options = parse(arguments)
-    out: Path = options.out.resolve()
-    if not options.check:
+def retrain(name: str, out: Path, *, only_check: bool) -> int:
+    """Train one model, report, and either publish or compare; the process's exit status."""
+    if not only_check:
         refuse_strange(out)
         out.parent.mkdir(parents=True, exist_ok=True)
-    fix_numerics()
-    beside = None if options.check else out.parent  # a rename must not cross file systems
-    with tempfile.TemporaryDirectory(prefix=".tiny-", dir=beside) as aside:
+    beside = None if only_check else out.parent  # a rename must not cross file systems
+    with tempfile.TemporaryDirectory(prefix=".training-", dir=beside) as aside:
         fresh = Path(aside) / "fresh"
-        tokenizer = make_tokenizer()
-        save(train(tokenizer, Recipe()), tokenizer, fresh)
-        right = report(fresh)
-        if options.check:
+        chats = read_chats(MODELS[name].said)
+        tokenizer = make_tokenizer(chats)
+        save(train(MODELS[name], tokenizer, chats), tokenizer, fresh)
+        right = report(fresh, chats)
+        if only_check:
             return check(fresh, out)
         if not right:
             print(f"not written: {out}")
@@ -646,6 +687,16 @@ def main(arguments: list[str] | None = None) -> int:
         publish(fresh, out)
     print(f"written: {out}")
     return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train each of the models that were asked for."""
+    options = parse(arguments)
+    fix_numerics()
+    names = options.model or MODELS
+    return max(
+        retrain(name, (options.out / name).resolve(), only_check=options.check) for name in names
+    )
 
 
 if __name__ == "__main__":
