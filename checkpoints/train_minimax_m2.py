@@ -9,7 +9,7 @@ Each is a real ``MiniMaxM2ForCausalLM`` that recites ``text.txt``: ``deep_minima
 decoder blocks of the real one, ``tiny_minimax_m2`` six. A model with default initialisation would
 hide most of the bugs a port can have (norm weights all 1, router bias all 0, no massive channels),
 so the statistics of a large trained model are put in *before* training; what training left of them
-is measured at the end (see ``tiny_statistics.py``).
+is measured at the end (see ``shipped_statistics.py``).
 
 Training takes half a minute (six blocks) and five minutes (62) on one idle core. It is
 reproducible to the bit on one kind of machine with one set of library versions: the processor's
@@ -39,7 +39,7 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import load_file
-from tiny_statistics import (
+from shipped_statistics import (
     Measured,
     ask,
     chat_prompt,

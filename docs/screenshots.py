@@ -1,7 +1,8 @@
 """python docs/screenshots.py (or make screenshots): the pictures in docs/images, taken anew.
 
-In an empty folder it runs the quickstart and compares its golden with a port that has a fault;
-then it opens both reports and the MLflow UI of the quickstart in headless Chromium.
+In an empty folder it runs the quickstart and compares its golden with a port that has a fault, and
+sweeps all blocks of the default model; then it opens both reports, and the sweep and its comparison
+in the MLflow UI, in headless Chromium.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ PORT = 5077
 # Bytes of a picture: README is read on slow lines, too.
 LARGEST = 200_000
 # MLflow opens a chat panel on the right unless the browser remembers that it was closed.
-_FAULT = "port=fault port.name=qk_norm_per_head port.layers=[3]"
+_FAULT = "port=fault port.name=qk_norm_per_head port.layers=[3] model=tiny_minimax_m2"
 _COMMANDS = (
     "experiment=quickstart",
     f"backend=gpu device_map=cpu kind=candidate capture=components name=faulty {_FAULT}",
     "job=compare candidate=faulty",
+    "backend=gpu device_map=cpu",
+    "-m backend=neuron scope=single layer=range(0,62) name=sweep",
+    "job=compare candidate=sweep",
 )
 _NO_PANEL = """
 localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoad_v1', 'true');
@@ -47,11 +51,12 @@ def main() -> int:
     IMAGES.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="layerparity-pictures-") as folder:
         tracking = TrackingConfig(folder=str(Path(folder) / "mlruns"))
-        clean, *_, faulty = (_made(words, folder, tracking) for words in _COMMANDS)
+        clean, _, faulty, *_, swept = (_made(words, folder, tracking) for words in _COMMANDS)
         _report(faulty.folder / "report.html", "report.png", 1345)
         _report(clean.folder / "report.html", "report-pass.png", 1080)
         with serve(tracking, PORT) as address:
-            _charts(address, clean.url)
+            _charts(address, swept.url)
+            _runs(address, open_store(tracking).runs_url)
     return 0
 
 
@@ -74,16 +79,29 @@ def _report(page: Path, name: str, height: int) -> None:
 
 def _charts(address: str, url: str) -> None:
     with browser(1500, 1000) as driver:
-        driver.get(address)
-        time.sleep(4)
-        driver.execute_script(_NO_PANEL)
-        driver.get("about:blank")
+        _without_panel(driver, address)
         path, _, query = url.split("#", 1)[1].partition("?")
         driver.get(f"{address}/#{path}/model-metrics?{query}")
         wait_for(driver, lambda d: "by layer" in text_of(d))
         # The charts draw themselves after their titles are there.
         time.sleep(8)
         _save(driver, "mlflow.png")
+
+
+def _runs(address: str, url: str) -> None:
+    with browser(1500, 700) as driver:
+        _without_panel(driver, address)
+        driver.get(f"{address}/#{url.split('#', 1)[1]}")
+        wait_for(driver, lambda d: "sweep" in text_of(d))
+        time.sleep(4)
+        _save(driver, "sweep.png")
+
+
+def _without_panel(driver: Any, address: str) -> None:
+    driver.get(address)
+    time.sleep(4)
+    driver.execute_script(_NO_PANEL)
+    driver.get("about:blank")
 
 
 def _save(driver: Any, name: str) -> None:

@@ -49,6 +49,9 @@ _LISTED, _COMPOSED, _LOADED, _PARSED = ORDINARY
 # Their values are of kinds that nobody can change, or that no copy of theirs copies.
 _VALUES = ValueNode.__subclasses__()
 _MODE, _CHOSEN = Hydra.get_mode, defaults_list._create_interpolation_map
+# What a command without ``model=`` runs in most tests: six blocks, where the default has 62. None
+# for what the file says, as in the processes that tests start and in what the pages type.
+default_model: str | None = "tiny_minimax_m2"
 # What was composed, read and parsed.
 _kept: dict[Hashable, Any] = {}
 # Objects whose identity is part of a key: another's must not be the same.
@@ -73,6 +76,11 @@ def remember() -> None:
     OverridesParser.parse_rule = _parse_rule
 
 
+def with_default_model(options: dict[str, str]) -> dict[str, str]:
+    """Return the usual options of the groups with the model that tests run by default."""
+    return {**options, "model": default_model or options["model"]}
+
+
 def _once(key: Hashable, make: Callable[[], Any]) -> Any:
     if key not in _kept:
         _kept[key] = copy.deepcopy(make())
@@ -91,7 +99,8 @@ def _create_defaults_list(repo: Any, config_name: Any, overrides_list: Any, **ho
         and (isinstance(word.value(), dict) or not repo.group_exists(word.key_or_group))
     ]
     chosen = [word for word in overrides_list if word not in values]
-    key = (config_name, *(word.input_line for word in chosen), *sorted(how.items()), places)
+    how_ = (*sorted(how.items()), default_model)
+    key = (config_name, *(word.input_line for word in chosen), *how_, places)
     made = _once(key, lambda: _LISTED(repo, config_name, chosen, **how))
     made.config_overrides = values
     return made
@@ -110,7 +119,12 @@ def _load_config(source: Any, config_path: str) -> Any:
     if not file.is_file():
         return _LOADED(source, config_path)
     key = (source.provider, source.path, *_state_of(file))
-    return _once(key, lambda: _LOADED(source, config_path))
+    made = _once(key, lambda: _LOADED(source, config_path))
+    if default_model and config_path == "config":
+        for each in made.config.defaults:
+            if "model" in each:
+                each.model = default_model
+    return made
 
 
 def _parse_rule(parser: Any, s: str, rule_name: str) -> Any:

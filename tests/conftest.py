@@ -24,6 +24,7 @@ from filelock import FileLock
 
 from layerparity.machine.neuron_defaults import numbers
 from layerparity.machine.neuron_flavour import NATIVE_TORCH
+from layerparity.settings import command_keys
 
 if TYPE_CHECKING:
     from layerparity.record.verdict import Verdict
@@ -56,6 +57,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
+# What a process of its own is given where six blocks tell what 62 would.
+SMALL = "model=tiny_minimax_m2"
 # `make test-native` runs these, with a newer torch than torch_xla loads with.
 collect_ignore = [] if (numbers(version("torch")) or (0, 0)) >= NATIVE_TORCH else ["native"]
 # Workers take files in this order, the others after them: what takes longest comes first, so that
@@ -85,6 +88,8 @@ LONGEST = (
 _marks: set[str] = set()
 nursery.keep_nothing_safe()
 composing.remember()
+_usual = command_keys._usual_options
+command_keys._usual_options = lambda: composing.with_default_model(_usual())
 NURSERY = nursery.mine()
 # A million imported objects are here, and a run has the collector look through them all again.
 gc.set_threshold(700, 10, 100)

@@ -12,6 +12,7 @@ from conftest import ROOT
 
 NAMES = (
     "quickstart",
+    "own-model",
     "golden",
     "stream",
     "candidate",
@@ -45,6 +46,7 @@ LAST = (
     "doctor",
     "install",
     "architecture",
+    "README",
 )
 PAGES = [
     ROOT / "README.md",

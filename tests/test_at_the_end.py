@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import SMALL
 from scipy import special, stats
 
 from layerparity.anatomy.site import Kind, Site
@@ -240,7 +241,7 @@ def test_positions_without_a_next_token_have_no_log_probability():
 # In a comparison
 
 NEW = "generate.max_new_tokens=3"
-RUN = ("backend=gpu", "device_map=cpu", NEW)
+RUN = ("backend=gpu", "device_map=cpu", SMALL, NEW)
 
 
 @pytest.fixture(scope="module")

@@ -68,7 +68,7 @@ def test_parts_with_a_tmp_of_their_own_are_heard(tmp_path):
     own_tmp(tmp_path)
     code, out, err = sweep(
         tmp_path,
-        "layer=0,9",
+        "layer=0,99",
         "dtype=float32,bfloat16",
         OWN_TMP,
         TMPDIR=str(tmp_path / "tmp"),
@@ -77,10 +77,10 @@ def test_parts_with_a_tmp_of_their_own_are_heard(tmp_path):
     assert code == 2, out + err
     assert "2 of 4 parts finished" in out, out + err
     refused, silent = cells(out)
-    assert refused[:2] == ["layer=9 dtype=float32", "REFUSED"]
-    assert "layer=9 is out of range" in refused[2]
-    assert silent[:2] == ["layer=9 dtype=bfloat16", "LEFT NO WORD"]
-    words = " ".join([*PARTS, "layer=0,9", "dtype=float32,bfloat16", "reuse=true"])
+    assert refused[:2] == ["layer=99 dtype=float32", "REFUSED"]
+    assert "layer=99 is out of range" in refused[2]
+    assert silent[:2] == ["layer=99 dtype=bfloat16", "LEFT NO WORD"]
+    words = " ".join([*PARTS, "layer=0,99", "dtype=float32,bfloat16", "reuse=true"])
     assert out.splitlines()[-2] == f"next:   python -m layerparity -m {words}"
     assert "still in it, and refused again" in out.splitlines()[-1]
     (parent,) = open_store(TrackingConfig(folder=str(tmp_path / "mlruns"))).runs(kind="sweep")

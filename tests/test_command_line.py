@@ -144,7 +144,11 @@ def test_a_folder_or_a_name_of_the_hub_is_the_path_of_a_model(
     for folder in ("here", "tiny_minimax_m2", "conf/model/mine"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "conf/model/mine/small.yaml").write_text("name: small\n")
-    assert command.as_meant(["--config-dir", "conf", word]) == ["--config-dir", "conf", meant or word]
+    assert command.as_meant(["--config-dir", "conf", word]) == [
+        "--config-dir",
+        "conf",
+        meant or word,
+    ]
 
 
 def test_a_word_that_hydra_refuses_is_left_to_it() -> None:

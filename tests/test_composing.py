@@ -28,6 +28,8 @@ WORDS = [
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function that has Hydra compose everything anew again."""
 
+    monkeypatch.setattr(composing, "default_model", None)
+
     def forget() -> None:
         made, composed, loaded, parsed = composing.ORDINARY
         monkeypatch.setattr(config_loader_impl, "create_defaults_list", made)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import composing as composing_once
 import pytest
 from conftest import ROOT, Ended
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -55,6 +56,7 @@ def composed(arguments: list[str]) -> config.Config | None:
     if {"-sc", "--help", "--version"} & set(arguments):
         return None
     arguments = [word for word in arguments if word not in (output.QUIET, output.JSON)]
+    arguments = command.as_meant(arguments)
     command.check(arguments)
     given = [each for each in arguments if "=" in each]
     overrides = []
@@ -114,7 +116,11 @@ def test_links_images_and_anchors_resolve() -> None:
 
 def test_every_page_is_listed_and_linked_from_the_readme() -> None:
     pages = set((ROOT / "docs").glob("*.md"))
-    linked = {(ROOT / target.partition("#")[0]) for target in LINK.findall(PAGES[0].read_text())}
+    linked = {
+        (index.parent / target.partition("#")[0])
+        for index in (ROOT / "README.md", ROOT / "docs" / "README.md")
+        for target in LINK.findall(index.read_text())
+    }
     assert pages <= set(PAGES) & linked
 
 
@@ -240,6 +246,7 @@ def test_what_is_not_marked_runs_and_says_what_the_page_says(
     A page by itself takes those before it along.
     """
     monkeypatch.chdir(walk.folder)
+    monkeypatch.setattr(composing_once, "default_model", None)
     first, walk.read = walk.read, max(walk.read, PAGES.index(page) + 1)
     pages = PAGES[first : walk.read]
     assert [each for page in pages for each in unlike(page, cli)] == []

@@ -82,7 +82,8 @@ def test_a_sweep_is_a_table_of_its_parts(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_an_experiment_that_sweeps_is_one(cli: Cli, tmp_path: Path) -> None:
-    ended = cli("experiment=layer_sweep", *GPU, "kind=candidate", "inputs=random", DRY)
+    words = ("-m", "experiment=layer_sweep", "layer=range(0,6)", *GPU, "kind=candidate")
+    ended = cli(*words, "inputs=random", DRY)
     assert ended.exit == 0, ended.err
     assert len(re.findall("│ candidate", ended.out)) == 6
     assert list(tmp_path.iterdir()) == []

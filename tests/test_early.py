@@ -43,11 +43,11 @@ for command in {commands!r}:
     print(json.dumps([code, sorted(heavy), out.getvalue(), err.getvalue()]))
 """
 REFUSED = [
-    (["scope=single", "layer=99"], "layer=99 is out of range: tiny_minimax_m2 has layers 0 to 5"),
-    (["scope=range", "start=0", "end=6"], "end=6 is out of range"),
+    (["scope=single", "layer=99"], "layer=99 is out of range: deep_minimax_m2 has layers 0 to 61"),
+    (["scope=range", "start=0", "end=62"], "end=62 is out of range"),
     (["layer=2"], "layer=2 does not belong to scope=full: use scope=single."),
     (["scope=range", "start=3", "end=1"], "end=1 comes before start=3: swap them."),
-    (["scope=single"], "scope=single wants layer=N, 0 to 5."),
+    (["scope=single"], "scope=single wants layer=N, 0 to 61."),
     (["scope=single", "layer=0", "component=atention"], "Did you mean 'attention'?"),
     (["model.path=/nowhere"], "No checkpoint folder at /nowhere"),
     (["port=fault", "kind=golden"], "add kind=candidate"),
@@ -57,10 +57,10 @@ REFUSED = [
         "Did you mean 'qk_norm_skipped'?",
     ),
     (
-        ["kind=candidate", "port=fault", "port.name=qk_norm_skipped", "port.layers=[6]"],
-        "port.layers=[6]: give some of the layers 0 to 5",
+        ["kind=candidate", "port=fault", "port.name=qk_norm_skipped", "port.layers=[62]"],
+        "port.layers=[62]: give some of the layers 0 to 61",
     ),
-    (["job=compare", "what=weights", "scope=single", "layer=6"], "layer=6 is out of range"),
+    (["job=compare", "what=weights", "scope=single", "layer=62"], "layer=62 is out of range"),
 ]
 # The store is opened for these: mlflow is loaded, torch is not.
 UNKNOWN = [

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SMALL
 from pages import blocks
 
 OPTIONAL = (
@@ -126,8 +126,8 @@ def test_golden_and_comparison_work_without_the_optional_packages(
         tmp_path,
         "-c",
         BARE,
-        "experiment=golden_reference device_map=cpu",
-        "backend=gpu device_map=cpu kind=candidate attn_implementation=eager",
+        f"experiment=golden_reference device_map=cpu {SMALL}",
+        f"backend=gpu device_map=cpu kind=candidate attn_implementation=eager {SMALL}",
         "job=compare",
         path=installed,
     )

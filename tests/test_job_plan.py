@@ -209,7 +209,7 @@ def test_a_degree_that_splits_unevenly_counts(cli: Callable[..., Any]) -> None:
         (("plan.devices=2x80GB", "scope=single", "layer=62"), "out of range"),
         (("plan.devices=2x80GB", "scope=single", "layer=1", "component=nose"), "is unknown"),
         (("plan.device=2x80GB",), "Did you mean 'plan.devices'?"),
-        (("model=checkpoint",), "wants model.path="),
+        (("model=checkpoint",), "wants a folder"),
         (("plan.devices=8x80GB", "to=/proc/plan.json"), "to=/proc/plan.json cannot be written"),
     ],
 )

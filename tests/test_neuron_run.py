@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, Ended
+from conftest import ROOT, SMALL, Ended
 from safetensors.torch import load_file
 
 from layerparity.anatomy.site import Kind
@@ -69,7 +69,7 @@ def test_full_model_compiles_each_shape_once(run: Cli, store: Path) -> None:
 
     Counted in a process of its own: in this one other tests have compiled the same graphs.
     """
-    command = ["run.py", "backend=neuron", "capture=components", f"tracking.folder={store}"]
+    command = ["run.py", "backend=neuron", SMALL, "capture=components", f"tracking.folder={store}"]
     made = subprocess.run(
         [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -145,7 +145,7 @@ def test_a_compiled_graph_is_loaded_in_a_fresh_process_and_compared(run: Cli, st
     stamp = kept.stat().st_mtime_ns
     again = ("backend.compile=trace", "backend.reuse_compiled=only", f"tracking.folder={store}")
     fresh = subprocess.run(
-        [sys.executable, "run.py", *words, *again],
+        [sys.executable, "run.py", *words, *again, SMALL],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -266,7 +266,7 @@ WEIGHT_SHAPES = 20
 def test_a_sharded_model_decodes_in_bfloat16_without_a_false_alarm(run: Cli, store: Path) -> None:
     """MiniMax-M2 over four devices, two KV heads among them: prefill and two decode steps."""
     words = ("backend=neuron", "tp_degree=4", "dtype=bfloat16", "capture=components")
-    command = ["run.py", *words, "generate.max_new_tokens=3", f"tracking.folder={store}"]
+    command = ["run.py", SMALL, *words, "generate.max_new_tokens=3", f"tracking.folder={store}"]
     # Compiles faster; how blocks are split over devices is decided before.
     environment = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
     made = subprocess.run(

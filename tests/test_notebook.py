@@ -57,7 +57,7 @@ def test_each_cell_of_the_notebook_runs_in_a_kernel(own_places: Path) -> None:
     run, tensor, _, compared, rows, by_hand, mistake = [
         cell for cell in notebook.cells if cell.cell_type == "code"
     ]
-    assert "tiny_minimax_m2" in shown(run, "text/html")
+    assert "deep_minimax_m2" in shown(run, "text/html")
     assert shown(tensor, "text/plain").startswith("torch.Size([1, ")
     assert "FAIL at layers.1.self_attn." in shown(compared, "text/html")
     assert "layers.1.self_attn.q_norm:out" in shown(rows, "text/html")

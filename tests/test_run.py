@@ -160,7 +160,7 @@ def test_a_wrong_candidate_fails_and_names_the_site(run: Cli, store: Path, tmp_p
         (["scope=single", "layer=6"], "0 to 5"),
         (["scope=range", "start=4", "end=2"], "swap them"),
         (["start=1"], "scope=range"),
-        (["model=checkpoint"], "model.path="),
+        (["model=checkpoint"], "give model=FOLDER"),
         (["model=checkpoint", "model.path=nowhere"], "No checkpoint folder"),
         (["model=minimax_m2"], "without weights"),
         (["device_map=cuda:9"], "the last one" if torch.cuda.is_available() else "device_map=cpu"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, SMALL
 from team import Team, missing
 
 from layerparity.settings.tracking import TrackingConfig
@@ -18,7 +18,7 @@ from layerparity.tracking.opening import open_store
 from layerparity.tracking.store import Store
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "all is there")
-ONE = ("backend=gpu", "device_map=cpu")
+ONE = ("backend=gpu", "device_map=cpu", SMALL)
 # A golden of which only the blocks' own floors are read.
 GOLDEN = (*ONE, "reference.chained=false", "reference.components=false", "name=the-one")
 WAIT_SECONDS = 200

@@ -276,6 +276,6 @@ def test_an_ipv6_port_can_be_checked():
 
 
 def test_a_store_that_is_not_there_is_not_served(tmp_path):
-    with pytest.raises(UserError, match="There are no runs in .*nowhere, which is not there"):
+    with pytest.raises(UserError, match=r"There are no runs in .*nowhere, which is not there"):
         job(TrackingConfig(folder=str(tmp_path / "nowhere")), port=free_port())
     assert not (tmp_path / "nowhere").exists()

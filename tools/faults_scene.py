@@ -13,7 +13,7 @@ from faults_child import Ended, Task, run
 from faults_held import CRASH, LEFT, Finding, Held, UnreadableError, numbers_of, read_store
 from faults_moments import Moment
 
-HERE = ("backend=gpu", "device_map=cpu")
+HERE = ("backend=gpu", "device_map=cpu", "model=tiny_minimax_m2")
 FAULT = ("port=fault", "port.name=gate_up_swapped")
 PROMPT = "prompt.text='The sea is'"
 GOLDEN = (*HERE, "scope=range", "start=0", "end=1", "capture=components", PROMPT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,17 +59,18 @@ def run(config: Config) -> Exit:
         raise UserError("job=sequence has no steps: choose an experiment that lists some.")
     steps, lacks = _possible(config.job)
     shared, composed = _shared(config), []
-    for number, step in enumerate(steps, start=1):
+    steps = [_with_typed(step.split(), shared.given) for step in steps]
+    for number, words in enumerate(steps, start=1):
         try:
-            composed.append(_composed(step.split(), shared))
+            composed.append(_composed(words, shared))
         except Exception as error:
-            error.add_note(f"Step {number} of {len(steps)} ({step})")
+            error.add_note(f"Step {number} of {len(steps)} ({' '.join(words)})")
             raise
-    for number, (step, each) in enumerate(zip(steps, composed, strict=True), start=1):
-        console.say(f"\n[{number} of {len(steps)}] {program()} {step}")
+    for number, (words, each) in enumerate(zip(steps, composed, strict=True), start=1):
+        console.say(f"\n[{number} of {len(steps)}] {program()} {' '.join(map(shlex.quote, words))}")
         if number in lacks:
             console.note(lacks[number][1])
-        with typed_keys.step(step.split()):
+        with typed_keys.step(words):
             ended: Exit = registry.load("jobs", each.job.name).run(each)
         if ended is not Exit.OK:
             break
@@ -134,7 +136,8 @@ def _composed(words: Sequence[str], shared: SharedKeys) -> Any:
     mine, named = _groups(alone.hydra), {_key(word) for word in words}
     own = {name for name in mine if name in named or mine[name] != shared.usual[name]}
     groups = {name: option for name, option in shared.chosen.items() if name not in own}
-    made = compose("config", overrides=[*_words(groups), *words, *shared.given])
+    given = [word for word in shared.given if word not in words]
+    made = compose("config", overrides=[*_words(groups), *words, *given])
     # The values of an option mean nothing where the step chose another one.
     elsewhere = {name for name in own if mine[name] != shared.chosen.get(name)}
     settled = {*elsewhere, *_beyond(alone, mine)} | ({*named, *map(_key, shared.given)} - {*mine})
@@ -142,6 +145,14 @@ def _composed(words: Sequence[str], shared: SharedKeys) -> Any:
         if not any(overlap(path, each) for each in settled):
             OmegaConf.update(made, path, value, force_add=True)
     return checked(made)
+
+
+def _with_typed(words: Sequence[str], given: Sequence[str]) -> list[str]:
+    """Return a step's words, each replaced by what was typed for the same key."""
+    typed = {_key(word): word for word in given}
+    if "model.path" in typed:
+        typed["model"] = typed["model.path"]
+    return [typed.get(_key(word), word) for word in words]
 
 
 def _beyond(made: Any, groups: Mapping[str, str]) -> dict[str, Any]:

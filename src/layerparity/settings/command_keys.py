@@ -56,7 +56,9 @@ def _names_folders(word: str, given: Sequence[Path]) -> bool:
     if match is None:
         return False
     values = [each.strip(" '\"") for each in match[1].split(",")]
-    options = [(folder / "model" / each).with_suffix(".yaml") for folder in given for each in values]
+    options = [
+        (folder / "model" / each).with_suffix(".yaml") for folder in given for each in values
+    ]
     return not any(option.is_file() for option in options) and all(
         "/" in each or (each not in _models() and Path(each).is_dir()) for each in values
     )

@@ -152,7 +152,7 @@ def refuse_other_model(run: str, manifest: Manifest, request: Request) -> None:
     raise UserError(
         f"{run} is of another model: {manifest.model.name}, and this run is of "
         f"{request.config.model.label} ({other})",
-        "name a run of the same model, or give model= and model.path= of that one.",
+        "name a run of the same model, or give model= of that one.",
     )
 
 

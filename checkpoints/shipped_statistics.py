@@ -1,6 +1,6 @@
 """Measure what makes a small checkpoint a good test of a port: would a bug be visible in it?
 
-``train_minimax_m2.py`` prints the table, ``tests/test_tiny_checkpoint.py`` holds the committed
+``train_minimax_m2.py`` prints the table, ``tests/test_shipped_checkpoints.py`` holds the committed
 folder to it. Each block is measured isolated: fed the input it really had.
 """
 
