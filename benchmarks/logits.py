@@ -105,7 +105,7 @@ def words_of(sizes: list[float]) -> str:
 def keys(model: str) -> list[str]:
     """Return the keys of a model; those that do not come with us are made."""
     if model == "tiny_minimax_m2":
-        return ["inputs=prompt"]
+        return [f"model={model}", "inputs=prompt"]
     tokens = make_tokens(Path(f"{model}.json").absolute(), (64,))
     where = make_model(model, Path("models"))
     return ["model=checkpoint", f"model.path={where}", "inputs=tokens", f"inputs.file={tokens}"]

@@ -25,7 +25,7 @@ from pathlib import Path
 from checkpoints import ROOT, TINY, minimax_m2, write
 
 # What `make demo` makes, and one block of MiniMax-M2 with an eighth of its experts.
-SMALL = ("capture=components", "generate.max_new_tokens=24")
+SMALL = ("model=tiny_minimax_m2", "capture=components", "generate.max_new_tokens=24")
 BLOCK = (
     "model=checkpoint", "scope=single", "layer=0", "inputs=random", "seq_len=128",
     "dtype=bfloat16", "capture=components",
