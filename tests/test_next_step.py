@@ -78,3 +78,39 @@ def test_a_sweep_goes_on_without_a_part_that_was_refused(
     assert shlex.split(line)[3:] == [*typed[:-2], "layer=0", where, "reuse=true"]
     assert "(not in it until you mend what was refused: layer=99)" in ended.out
     assert "next:" not in cli(*typed[:-2], "layer=98,99", where).out
+
+
+def test_a_candidate_that_no_golden_fed_leads_to_its_golden(
+    cli: Callable[..., Ended], tmp_path: Path
+) -> None:
+    where = f"tracking.folder={tmp_path / 'runs'}"
+    shared = ("scope=range", "start=0", "end=1", "dtype=bfloat16")
+    candidate = cli("backend=neuron", *shared, where)
+    assert "', as no golden run that fits was found; feed=chained" in candidate.out
+    words = following(candidate)
+    assert words[:2] == ["backend=gpu", "device_map=cpu"] and {*shared} <= {*words}
+    golden = cli(*words)
+    assert "no golden run that fits" not in golden.out
+    compared = cli("job=compare", where)
+    assert compared.exit == 0 and "PASS" in compared.out, compared.out + compared.err
+    fed = cli(*following(golden))
+    assert "fed the inputs recorded by golden run" in fed.out, fed.err
+
+
+def test_what_failed_alone_leads_into_the_block_and_then_to_nothing_new(
+    cli: Callable[..., Ended], tmp_path: Path
+) -> None:
+    where = f"tracking.folder={tmp_path / 'runs'}"
+    here = ("backend=gpu", "device_map=cpu", where)
+    faulty = ("kind=candidate", "port=fault", "port.name=qk_norm_per_head", "port.layers=[1]")
+    assert cli(*here, "scope=range", "start=0", "end=1").exit == 0
+    assert cli(*here, *faulty, "scope=single", "layer=1").exit == 0
+    (bisect,) = after(cli("job=compare", where), "which component of it")
+    found = cli(*bisect)
+    assert "where     layers.1.self_attn.q_norm is the first wrong place" in found.out, found.err
+    # The block by its components, which is what the bisection says to type.
+    lines = found.out.splitlines()
+    run, compare = lines[lines.index("next") + 1 :][:2]
+    assert cli(*shlex.split(run)[2:]).exit == 0
+    again = after(cli(*shlex.split(compare)[2:]), "once it is mended")
+    assert [each[0] for each in again] == ["backend=gpu", "job=compare"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.program import program
 from layerparity.making import steps, sweep
+from layerparity.making.inputs.golden import GOLDEN_HERE
 from layerparity.ports.opening import open_backend
 from layerparity.record.stored_run import FINISHED
 from layerparity.settings.config import Config, RunKind
@@ -39,18 +40,37 @@ _OF_THE_GOLDEN = (
     "tp_degree",
 )
 _CANDIDATE = {"backend": "neuron", "inputs": "golden"}
+# What a golden has to share with a candidate that no golden fed, to be compared with it.
+_OF_BOTH = (
+    "capture",
+    "component",
+    "dtype",
+    "end",
+    "generate",
+    "layer",
+    "model",
+    "prompt",
+    "scope",
+    "seq_len",
+    "start",
+    "tracking",
+)
 
 
 def after_run(config: Config, run: FinishedRun) -> str:
     """Return the candidate's command after a golden run, a comparison after a candidate's.
 
-    A candidate that no golden fed has values of its own: a golden is made of them.
+    One that no golden could feed is fed by the prompt, as its golden will be, which comes next. Of
+    other values of its own a golden is made when it is compared.
     """
     if run.manifest.kind == RunKind.golden.value:
         own = {k: v for k, v in steps.own_settings(config).items() if not _of_the_golden(k)}
         return _elsewhere(steps.command({**_CANDIDATE, "golden": run.id[:_SHOWN], **own}))
     sides: steps.Settings = {"golden": run.fed_by[0][:_SHOWN]} if len(run.fed_by) == 1 else {}
     sides["candidate"] = run.id[:_SHOWN]
+    if not run.fed_by and config.inputs.name == "auto" and not config.prompt.given:
+        own = {k: v for k, v in steps.own_settings(config).items() if _head(k) in _OF_BOTH}
+        return steps.command({**GOLDEN_HERE, **own})
     own_values = {} if run.fed_by else {"job.own_inputs": True}
     return steps.command(
         {"job": "compare", **sides, **own_values, **steps.judging_settings(config)}
@@ -117,4 +137,8 @@ def _sweep(words: Sequence[str]) -> str:
 
 
 def _of_the_golden(key: str) -> bool:
-    return key.lstrip("+").partition(".")[0] in _OF_THE_GOLDEN
+    return _head(key) in _OF_THE_GOLDEN
+
+
+def _head(key: str) -> str:
+    return key.lstrip("+").partition(".")[0]

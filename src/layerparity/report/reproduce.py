@@ -17,7 +17,8 @@ from layerparity.report.headline import shown_site
 # What says which part of the model a run is of, and what its golden says instead of a command.
 _SCOPE = ("scope", "layer", "start", "end", "component")
 _FED = ("inputs", "prompt", "seq_len", "generate")
-_WHOLE = "full"
+_WHOLE, _SINGLE = "full", "single"
+_COMPONENTS = "components"
 # What a block run alone takes from its golden, or from the scope it is given instead.
 _REPLACED = (*_FED, "feed", "scope", "layer", "start", "end")
 # What says where a run was kept or how it was called, not how it was made.
@@ -53,10 +54,41 @@ def reproduce(verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def next_lines(verdict: Verdict, site: Site) -> tuple[str, ...]:
-    """Return what to type to see a site fail again, as the lines of an answer."""
+    """Return what to type to see a site fail again, as the lines of an answer.
+
+    Where its block failed alone already, that is a look inside it; what shows no more is left for
+    after the mistake is mended.
+    """
     pairs = shown_again(verdict, site)
+    if pairs and _was_alone(verdict, site):
+        closer = _closer(verdict, site)
+        if closer:
+            return (f"{REMARK}which component of it:", closer)
+        return (f"{REMARK}once it is mended, the same again:", *(command for _, command in pairs))
     remark = (f"{REMARK}{WHOLE_MODEL}",) if pairs and site.phase != PREFILL else ()
     return (*remark, *(command for _, command in pairs))
+
+
+def _was_alone(verdict: Verdict, site: Site) -> bool:
+    """Say whether the run in which a site failed was of nothing but its block or stage."""
+    own = _runs_with(verdict.candidate, site)[-1].settings
+    if own.get("scope") != _SINGLE or site.phase != PREFILL:
+        return False
+    if site.layer is None:
+        return bool(own.get("component") == site.place.stage)
+    return bool(own.get("layer", 0) == site.layer)
+
+
+def _closer(verdict: Verdict, site: Site) -> str:
+    """Return what bisects a block that failed alone; empty where its components were judged."""
+    own = _runs_with(verdict.candidate, site)[-1].settings
+    if site.layer is None or own.get("capture") == _COMPONENTS or verdict.on_own_values:
+        return ""
+    golden = verdict.golden.named
+    if not golden:
+        return ""
+    rest = _without(own, (*_ASIDE, *_FED, "kind", "feed", "capture", "component"))
+    return _command({"job": "bisect", **rest, "golden": golden, **_stored(verdict)})
 
 
 def shown_again(verdict: Verdict, site: Site) -> list[tuple[str, str]]:
@@ -174,7 +206,7 @@ def _golden_again(verdict: Verdict, reason: Reason) -> list[str]:
     if reason.kind is ReasonKind.NO_FLOOR_OF_DTYPE:
         again[key] = [reason.values["dtype"]]
     elif reason.kind is ReasonKind.NO_REFERENCE_ALONE:
-        again[key] = "components"
+        again[key] = _COMPONENTS
     sides = {"golden": name, "candidate": verdict.candidate.named}
     return [_command({**again, "name": name, **_stored(verdict)}), _compare(verdict, sides)]
 

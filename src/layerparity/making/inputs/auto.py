@@ -22,12 +22,15 @@ def prepare(settings: Settings, request: Request) -> Inputs:
 
     Raises UserError where the scope needs those of a golden, and there is none.
     """
-    if is_looked_for(request.config, request.stages):
+    looked = is_looked_for(request.config, request.stages)
+    if looked:
         runs = request.golden(request.config.golden)
         if runs:
             return golden.from_runs(runs, request)
     if request.from_tokens:
-        return prompt.prepare(prompt.Settings(), request)
+        inputs = prompt.prepare(prompt.Settings(), request)
+        inputs.chosen += ", as no golden run that fits was found" if looked else ""
+        return inputs
     raise UserError(
         f"{request.stages[0]} needs the inputs of a golden run, and none fits. "
         f"Make one first: {golden.golden_command(request)}"

@@ -25,13 +25,15 @@ from layerparity.making.request.inputs import Inputs, Request
 from layerparity.ports.replay_keys import replays
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.manifest import Manifest, Record
-from layerparity.settings.config import FeedMode
+from layerparity.settings.config import DType, FeedMode
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     import torch
 
 _ALWAYS = ("attention_mask", "position_ids")
+# Where a golden can be made on any machine.
+GOLDEN_HERE = {"backend": "gpu", "device_map": "cpu"}
 
 
 @dataclass
@@ -153,11 +155,20 @@ class RecordedInputs(RecordedTensors):
 
 def golden_command(request: Request) -> str:
     """Return the command that makes the golden run this scope needs."""
-    extra = " capture=components" if request.config.component else ""
-    asked = request.config.model
-    model = f" {typed('model.path', asked.path) if asked.path else typed('model', asked.name)}"
-    store = "".join(f" {word}" for word in request.config.tracking.words)
-    return f"{program()} backend=gpu device_map=cpu scope=full{model}{extra}{store}"
+    config = request.config
+    asked, words = config.model, ["scope=full"]
+    if asked.path:
+        words.append(typed("model.path", asked.path))
+    else:
+        words.append(typed("model", asked.name))
+    for part in ("revision", "subfolder"):
+        if value := getattr(asked, part):
+            words.append(typed(f"model.{part}", value))
+    # A golden has the noise floor of its own dtype.
+    words += [typed("dtype", config.dtype.value)] if config.dtype is not DType.float32 else []
+    words += ["capture=components"] if config.component else []
+    here = [f"{key}={value}" for key, value in GOLDEN_HERE.items()]
+    return " ".join([program(), *here, *words, *config.tracking.words])
 
 
 def inputs_of(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Inputs:
