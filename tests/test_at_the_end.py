@@ -293,12 +293,15 @@ def test_a_comparison_has_the_numbers_of_what_was_stored(store: Store) -> None:
     assert not set(rows["lm_head:out@decode.1"].metrics) & set(END_RATIOS), "of one token"
 
 
+HEAD = "logits of lm_head alone, which the golden fed"
+
+
 def test_they_are_in_the_report_and_in_mlflow(store: Store) -> None:
     (run,) = store.find("compared")
     verdict = verdict_of(store)
     line, steps = end_lines(verdict)
-    assert line.startswith("logits of the prefill: KL mean ") and "of clean ways'" in line
-    assert steps.startswith("logits of the worst of 2 decode steps: KL mean ")
+    assert line.startswith(f"{HEAD}, in the prefill: KL mean ") and "times what clean variants show" in line
+    assert steps.startswith(f"{HEAD}, in the worst of 2 decode steps: KL mean ")
     assert f"{line}\n{steps}" in str(closing_table(verdict).caption)
     header, lines = end_table(verdict, every=True)
     assert [each[0] for each in lines] == ["prefill", "over clean ways", "decode 1", "decode 2"]

@@ -122,10 +122,17 @@ def test_the_worst_decode_step_is_that_of_least_agreement_and_largest_divergence
     ]
     verdict = judged(rows)
     prefill, steps = end_lines(verdict)
-    assert "logits of the prefill" in prefill and "90 %" in prefill
+    assert "lm_head alone, which the golden fed, in the prefill" in prefill and "90 %" in prefill
     assert "worst of 2 decode steps" in steps and "25 %" in steps and "0.03" in steps
     _, lines = end_table(verdict, every=False)
     assert [line[0] for line in lines] == ["prefill", "worst of 2 decode steps"]
     assert "25 %" in lines[1]
     points = [(name, step) for name, _, step in end_metrics(verdict) if "top1" in name]
     assert points == [("logits/top1_agreement", step) for step in range(3)]
+    chained = replace(verdict, candidate=replace(verdict.candidate, feeds=("chained",)))
+    assert end_lines(chained)[0].startswith("logits of the prefill: ")
+    elsewhere = Row(Site.parse("layers.3:out"), Kind.REAL, Outcome.FAIL)
+    wrong = judged([*rows, elsewhere])
+    assert end_lines(wrong) == [], "a head that the golden fed knows nothing of block 3"
+    its = judged([replace(each, outcome=Outcome.FAIL) for each in rows])
+    assert len(end_lines(its)) == 2

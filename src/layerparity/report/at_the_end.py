@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from layerparity.anatomy.site import PREFILL
 from layerparity.ground.numeral import numeral
-from layerparity.record.verdict import Row, Verdict
+from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.measure import Measure
 from layerparity.report.measures import AT_THE_END, BY_NAME
 
@@ -24,14 +24,24 @@ def end_rows(verdict: Verdict) -> list[Row]:
 
 
 def end_lines(verdict: Verdict) -> list[str]:
-    """Return the numbers of the prefill's logits, and the worst of the decode steps, as lines."""
-    rows = end_rows(verdict)
+    """Return the numbers of the prefill's logits, and the worst of the decode steps, as lines.
+
+    Of a head that was fed by the golden they say nothing about what fails elsewhere: then none.
+    """
+    rows, alone = end_rows(verdict), head_alone(verdict)
+    if alone and verdict.outcome is Outcome.FAIL and all(r.outcome is Outcome.PASS for r in rows):
+        return []
     steps = [row for row in rows if row.site.phase != PREFILL]
-    found = [_line(f"the {PREFILL}", [row]) for row in rows if row.site.phase == PREFILL]
-    return found + ([_line(f"the {_worst_of(steps)}", steps)] if steps else [])
+    found = [_line(f"the {PREFILL}", [row], alone) for row in rows if row.site.phase == PREFILL]
+    return found + ([_line(f"the {_worst_of(steps)}", steps, alone)] if steps else [])
 
 
-def _line(name: str, rows: list[Row]) -> str:
+def head_alone(verdict: Verdict) -> str:
+    """Return what to call a head that the golden fed; empty where the blocks before it did."""
+    return "lm_head alone, which the golden fed" if verdict.feed == "isolated" else ""
+
+
+def _line(name: str, rows: list[Row], alone: str) -> str:
     worst = {name: _worst(rows, BY_NAME[name]) for name in _LINE}
     text = ", ".join(
         f"{BY_NAME[name].label} {BY_NAME[name].told(value)}"
@@ -39,8 +49,10 @@ def _line(name: str, rows: list[Row]) -> str:
         if value is not None
     )
     ratios = [row.metrics[name] for row in rows for name in _ratio_names(row)]
-    beside = f"; at most {numeral(max(ratios))} of clean ways'" if ratios else ""
-    return f"logits of {name}: {text}{beside}"
+    largest = max(ratios, default=0.0)
+    beside = f"; at most {numeral(largest)} times what clean variants show" if largest else ""
+    of = f"{alone}, in {name}" if alone else name
+    return f"logits of {of}: {text}{beside}"
 
 
 def end_table(verdict: Verdict, *, every: bool) -> tuple[list[str], list[list[str]]]:

@@ -19,7 +19,7 @@ from layerparity.record.portrait import FLOOR, Portrait
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import Answer
-from layerparity.report.at_the_end import end_table
+from layerparity.report.at_the_end import end_table, head_alone
 from layerparity.report.cautions import warning_lines
 from layerparity.report.closeup import instead_text, worst_header, worst_rows
 from layerparity.report.columns import Columns
@@ -126,6 +126,7 @@ def _context(verdict: Verdict, answer: Answer | None) -> dict[str, Any]:
         "sides": _sides(verdict),
         "focus": _focus(verdict),
         "ends": end_table(verdict, every=True),
+        "head_alone": head_alone(verdict),
         "noise": noise(columns, verdict, _worst_component(verdict)),
         "portrait": portrait(columns, verdict),
         "experts": experts(columns, verdict),

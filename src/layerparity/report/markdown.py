@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report.answer import Answer
-from layerparity.report.at_the_end import end_table
+from layerparity.report.at_the_end import end_table, head_alone
 from layerparity.report.cautions import warning_lines
 from layerparity.report.closeup import instead_text, worst_header, worst_rows
 from layerparity.report.gauge import gauge_text
@@ -113,7 +113,9 @@ def _worst(verdict: Verdict) -> str:
 
 def _logits(verdict: Verdict) -> str:
     header, lines = end_table(verdict, every=False)
-    return _table([_plain(name) for name in header], lines)
+    table = _table([_plain(name) for name in header], lines)
+    alone = head_alone(verdict)
+    return f"Of {alone}.\n\n{table}" if lines and alone else table
 
 
 def _layers(verdict: Verdict) -> str:

@@ -184,7 +184,7 @@ _END = (
     ("top_all_error", "error of all", _TOP.format("golden's"), 0.0),
     ("logp_mean", "|Δ log p| mean", f"Mean of {_LOGP}.", 0.0),
     ("logp_max", "|Δ log p| max", f"Largest {_LOGP}.", 0.0),
-    ("perplexity_ratio", "perplexity", "The candidate's perplexity over the golden's.", 1.0),
+    ("perplexity_ratio", "perplexity ratio", "The candidate's perplexity over the golden's.", 1.0),
     ("nmse", "NMSE", "Σ(candidate − golden)² / Σ golden².", 0.0),
 )
 _CLEAN = "over the largest of clean computations"
