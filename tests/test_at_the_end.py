@@ -300,7 +300,10 @@ def test_they_are_in_the_report_and_in_mlflow(store: Store) -> None:
     (run,) = store.find("compared")
     verdict = verdict_of(store)
     line, steps = end_lines(verdict)
-    assert line.startswith(f"{HEAD}, in the prefill: KL mean ") and "times what clean variants show" in line
+    assert (
+        line.startswith(f"{HEAD}, in the prefill: KL mean ")
+        and "times what clean variants show" in line
+    )
     assert steps.startswith(f"{HEAD}, in the worst of 2 decode steps: KL mean ")
     assert f"{line}\n{steps}" in str(closing_table(verdict).caption)
     header, lines = end_table(verdict, every=True)

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,8 @@ from layerparity.anatomy.site import Site
 from layerparity.judge.leaps import amplified
 from layerparity.record.guilt import Cause, Phases
 from layerparity.record.verdict import Outcome, Row, Verdict
-from layerparity.report.answer import answer_of, how_sure
+from layerparity.record.weights import Fate, WeightFinding
+from layerparity.report.answer import answer_of, distinct, how_sure
 from layerparity.tracking import links
 
 Cli = Callable[..., Ended]
@@ -476,12 +478,33 @@ def test_the_bisection_s_own_report_has_the_answer_and_the_portrait(run: Cli, st
 def test_how_sure_a_cause_is_stands_in_words() -> None:
     said = [how_sure(Cause("", "", confidence=each)) for each in (0.93, 0.75, 0.4, 0.1)]
     assert said == ["very likely (93 %)", "likely (75 %)", "plausible (40 %)", "a guess (10 %)"]
+    assert how_sure(Cause("", "", confidence=1.0)) == "very likely (99 %)", "no cases show always"
     assert how_sure(Cause("", "", grade="shown", cases=3, confidence=0.96)) == "shown (96 %)"
     assert (
         how_sure(Cause("", "", grade="shown", cases=0, confidence=0.96)) == "shown (not measured)"
     )
     # As it stands in records of before.
     assert how_sure(Cause("", "", grade="shown", confidence=0.96)) == "shown (96 %)"
+
+
+def test_one_mistake_is_one_cause() -> None:
+    bias, gate = (
+        WeightFinding(name, "layers.3", 3, "mlp.gate", "never_loaded", Fate.NEVER_LOADED)
+        for name in ("bias", "gate")
+    )
+    lost = Cause("never_loaded", "bias never loaded", findings=(bias,), grade="weights")
+    known = Cause("router_bias_dropped", "no bias", ("a reason",), (bias,), "weights")
+    (told,) = distinct([known, lost])
+    assert (told.id, told.reasons) == ("router_bias_dropped", ("a reason", "bias never loaded"))
+    # Another tensor, another rule on the same tensor, and what comes before stay what they are.
+    others = [replace(lost, findings=(bias, gate)), replace(known, id="topk"), lost]
+    for other in others[:2]:
+        assert [each.id for each in distinct([known, other])] == [known.id, other.id]
+    assert distinct([lost, known]) == [lost, known]
+    shown = Cause("router_bias_dropped", "planted, it gives the numbers", ("it does",), (), "shown")
+    (told,) = distinct([shown, known, lost])
+    assert told.sentence == shown.sentence and told.findings == (bias,)
+    assert told.reasons == ("it does", "a reason", "bias never loaded")
 
 
 def test_a_leap_of_the_error_names_a_second_wrong_component() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WRONG_OUTPUT = "wrong_output"
 KNOWN = "mistakes.known"
 # What says that something is wrong, and not by which mistake, comes after what does.
-_GENERAL = ("never_loaded", "offset", "one_factor_each", "rotary", "scale", "weights_altered")
+GENERAL = ("never_loaded", "offset", "one_factor_each", "rotary", "scale", "weights_altered")
 # What says where in a tensor, and not why, comes between.
 _WHERE = ("one_channel", "one_head")
 
@@ -72,7 +72,7 @@ def suspected(evidence: Evidence) -> list[Cause]:
     ]
 
     def order(cause: Cause) -> tuple[bool, bool, bool, float, str]:
-        rare, general = cause.confidence < LIMIT, cause.id in _GENERAL
+        rare, general = cause.confidence < LIMIT, cause.id in GENERAL
         return rare, general, cause.id in _WHERE, -cause.confidence, cause.id
 
     return sorted(causes, key=order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from layerparity.anatomy.site import Place, Site
@@ -12,6 +12,7 @@ from layerparity.ground.numeral import numeral, percent
 from layerparity.judge.evidence import stage_rows
 from layerparity.judge.guilty import judged_of, may_lie_before, name_in_block
 from layerparity.judge.leaps import amplified
+from layerparity.mistakes.catalogue import GENERAL
 from layerparity.record.guilt import Cause, Guilt, Phases
 from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
 from layerparity.record.weights import WeightFinding
@@ -84,8 +85,32 @@ def how_sure(cause: Cause) -> str:
     that was measured no share is known.
     """
     known = next(word for least, word in _SURE if cause.confidence >= least)
-    share = "not measured" if cause.cases == 0 else f"{100 * cause.confidence:.0f} %"
+    # No number of cases shows that a cause is always true.
+    share = "not measured" if cause.cases == 0 else f"{min(99, round(100 * cause.confidence))} %"
     return f"{'shown' if cause.shown else known} ({share})"
+
+
+def distinct(causes: Sequence[Cause]) -> list[Cause]:
+    """Return causes, the surest first, of which each is another mistake.
+
+    What two rules say of one mistake is one cause, and so is what is said of tensors alone (lost,
+    altered) where a cause before it explains the same ones: it is a reason of that one.
+    """
+    told: list[Cause] = []
+    for cause in causes:
+        of = {each.name for each in cause.findings}
+        for place, known in enumerate(told):
+            same = cause.id == known.id
+            explained = cause.id in GENERAL and of <= {each.name for each in known.findings}
+            if same or (of and explained):
+                findings = known.findings or cause.findings
+                more = cause.reasons if same else (cause.sentence,)
+                reasons = tuple(dict.fromkeys((*known.reasons, *more)))
+                told[place] = replace(known, findings=findings, reasons=reasons)
+                break
+        else:
+            told.append(cause)
+    return told
 
 
 def answer_of(
@@ -107,8 +132,9 @@ def answer_of(
     if guilt is None:
         return Answer(f"No place goes wrong by itself: {_inherited(site)}", next=shown)
     which = "last wrong block's first" if last else "first"
-    causes = [f"{how_sure(each)}: {each.sentence}" for each in verdict.causes] or [""]
-    reasons = reasons_of(verdict.causes[0]) if verdict.causes else ()
+    told = distinct(verdict.causes)
+    causes = [f"{how_sure(each)}: {each.sentence}" for each in told] or [""]
+    reasons = reasons_of(told[0]) if told else ()
     evidence = [*_at_the_place(guilt, verdict), *_around_it(guilt, verdict), *reasons]
     evidence += [f"ruled out: {each}" for each in verdict.ruled_out]
     return Answer(

@@ -27,6 +27,8 @@ GLYPH = {
 
 # How many reasons are named for which sites were left out.
 _REASONS = 3
+# What a candidate with a known mistake is kept as.
+_PLANTED = "fault"
 
 
 def headline(verdict: Verdict) -> str:
@@ -318,7 +320,9 @@ def _equal(verdict: Verdict) -> list[str]:
     real = [row for row in computed if row.kind is Kind.REAL]
     if not real or any(row.metrics.get("max_abs_diff") != 0 for row in real):
         return []
-    return [f"equal to the bit: all of {_sites(len(real))}, as a copy of the golden would be"]
+    said = f"equal to the bit: all of {_sites(len(real))}, as a copy of the golden would be"
+    planted = verdict.candidate.port == _PLANTED
+    return [f"{said}: the mistake that was planted changed nothing here" if planted else said]
 
 
 def _routed_apart(verdict: Verdict) -> list[str]:

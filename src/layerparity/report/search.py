@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from layerparity.ground.numeral import numeral
 from layerparity.judge.growth import ChainJudgement
 from layerparity.record.guilt import Cause
-from layerparity.report.answer import Answer, cause_line, tensors_text
+from layerparity.report.answer import Answer, cause_line, distinct, tensors_text
 from layerparity.report.markdown import answer_markdown
 from layerparity.report.reasons import reason
 
@@ -61,5 +61,5 @@ def markdown(answer: Answer, steps: Sequence[Step], causes: Sequence[Cause]) -> 
     parts.append("\n".join(f"{n}. {s.asked}: {s.told}" for n, s in enumerate(steps, 1)))
     if causes:
         parts.append("## Causes, the likeliest first")
-        parts.append("\n".join(cause_line(cause) for cause in causes))
+        parts.append("\n".join(cause_line(cause) for cause in distinct(causes)))
     return "\n\n".join(part for part in parts if part) + "\n"
