@@ -17,7 +17,7 @@ from layerparity.model.architecture import read_config
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import open_checkpoint
 from layerparity.model.skeleton import Skeleton
-from layerparity.settings.config import ModelSettings
+from layerparity.settings.model import ModelSettings
 
 WEIGHTS = "model.safetensors"
 

@@ -34,7 +34,7 @@ def test_any_login_is_refused_in_a_sweep_which_hydra_would_keep() -> None:
     ("word", "said"),
     [
         ("layer=0,1", "layer=0,1 is a list of values.*to sweep over it, add -m"),
-        ("layer", "'layer' is not key=value"),
+        ("layer", "'layer' is not key=value. Write layer= and its value"),
         ("=3", "has no key before its sign"),
         ("scope=ful", "There is no scope 'ful'.*Did you mean 'full'"),
         ("device_map=cuda:x", "There is no device_map 'cuda:x'"),
@@ -44,12 +44,14 @@ def test_any_login_is_refused_in_a_sweep_which_hydra_would_keep() -> None:
         ("job=list", r"There is no job 'list'\. Did you mean 'runs'\?"),
         ("job=delete", r"There is no job 'delete'\. Did you mean 'gc'\?"),
         ("+trust_remote_code=true", "code that comes with a checkpoint is never run"),
+        ("there prompt.text=hi,", """is quoted: 'prompt.text="hi, there"'"""),
+        ("run name=my", """'run' is not key=value.*quoted: 'name="my run"'"""),
         ("job.x=" + "[" * 60, "give a shorter number, or a list with fewer levels"),
     ],
 )
 def test_a_word_that_cannot_be_meant_is_refused(word: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        command.check_overrides([word], multirun=False)
+        command.check_overrides(word.split(), multirun=False)
 
 
 def test_what_can_be_meant_is_taken() -> None:

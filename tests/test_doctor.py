@@ -31,7 +31,7 @@ from layerparity.machine import memory as _control_groups
 from layerparity.machine import memory as _host_memory
 from layerparity.machine import neuron as examined
 from layerparity.machine import neuron_flavour, nvidia, probe
-from layerparity.settings.config import ModelSettings
+from layerparity.settings.model import ModelSettings
 from layerparity.settings.tracking import TrackingConfig
 
 Lines = dict[str, Result]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +15,7 @@ from layerparity.ground import registry
 from layerparity.ground.errors import Exit, UserError
 from layerparity.jobs import doctor
 from layerparity.settings.config import Config
+from layerparity.tracking.process import terminable
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,19 @@ def test_a_check_that_fails_is_a_line_of_its_own(
     ]
     assert results[1].found == found
     assert cure in results[1].cure
+
+
+def test_a_signal_ends_the_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(config: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield base.ok("first", "after the signal")
+
+    checks = SimpleNamespace(CHECKS=(Check("stopped", Section.SOFTWARE, look),))
+    monkeypatch.setattr(registry, "names", lambda package: ["stopped"])
+    monkeypatch.setattr(registry, "load", lambda *_: checks)
+    with pytest.raises(SystemExit) as stopped, terminable():
+        base.examine(Config())
+    assert stopped.value.code == 128 + signal.SIGTERM
 
 
 def test_a_check_that_does_not_import_is_a_line_too(monkeypatch: pytest.MonkeyPatch) -> None:

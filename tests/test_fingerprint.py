@@ -19,10 +19,10 @@ from layerparity.settings.config import (
     DType,
     FeedMode,
     GenerateSettings,
-    ModelSettings,
     ReferenceSettings,
     RunKind,
 )
+from layerparity.settings.model import ModelSettings
 
 HF = {"_target_": "layerparity.ports.known.hf.HfPort", "replay": False}
 GOLDEN = Config(

@@ -17,7 +17,8 @@ from layerparity.making.request.goldens import golden_for, refuse_other_model
 from layerparity.making.request.inputs import Request
 from layerparity.model.checkpoint import config_digest
 from layerparity.record.manifest import Manifest, ModelPrint, Record
-from layerparity.settings.config import Config, DType, FeedMode, ModelSettings
+from layerparity.settings.config import Config, DType, FeedMode
+from layerparity.settings.model import ModelSettings
 
 MODEL = {"model_type": "minimax_m2", "num_hidden_layers": 4, "rope_theta": 5_000_000}
 OURS = ModelPrint("m", "minimax_m2", 4, config_digest(MODEL))

@@ -16,7 +16,7 @@ from small_hub import COMMIT, SmallHub, serve
 
 from layerparity.ground.errors import UserError
 from layerparity.model.resolve import describe, open_checkpoint
-from layerparity.settings.config import ModelSettings
+from layerparity.settings.model import ModelSettings
 
 NAME = "some-lab/small-llama"
 GATED, BUSY = "some-lab/gated", "some-lab/busy"

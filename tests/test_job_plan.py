@@ -41,7 +41,7 @@ def test_a_plan_is_no_run_and_refuses_no_batch(cli: Callable[..., Any], tmp_path
     (tmp_path / "ids.json").write_text("[[1, 2], [3, 4]]")
     words = ("inputs=tokens", "inputs.file=ids.json", "seq_len=512", "attn_implementation=eager")
     ended = cli("job=plan", "plan.devices=1x20MB", *words)
-    assert ended.exit == 1, ended.err
+    assert ended.exit == 5, ended.err
     assert "2 x 512 tokens, 0 to generate (tokens of ids.json)" in ended.out
 
 
@@ -69,7 +69,7 @@ def test_457_gb_on_eight_gpus(cli: Callable[..., Any], tmp_path: Path) -> None:
 
 def test_what_does_not_fit_says_the_cure(cli: Callable[..., Any]) -> None:
     ended = cli(*REAL, "plan.devices=4x80GB", "to=plan.json")
-    assert ended.exit == 1
+    assert ended.exit == 5
     assert "Cure: 7 devices of 80GB, or device_map=stream." in ended.out
     assert ended.out.endswith("DOES NOT FIT\n")
     plan = json.loads(Path("plan.json").read_text())
@@ -164,7 +164,7 @@ def test_streaming_is_planned_as_it_runs(cli: Callable[..., Any]) -> None:
     ended = cli(*REAL, "device_map=stream", "plan.devices=cpu:14GB")
     assert ended.exit == 0
     assert "two in a row are 14.68GB: nothing is read ahead" in ended.out
-    assert cli(*REAL, "device_map=stream", "plan.devices=7GB").exit == 1
+    assert cli(*REAL, "device_map=stream", "plan.devices=7GB").exit == 5
 
 
 def test_a_plan_of_a_stream_says_what_the_run_says(cli: Callable[..., Any]) -> None:
@@ -181,7 +181,7 @@ def test_a_plan_of_a_stream_says_what_the_run_says(cli: Callable[..., Any]) -> N
 def test_a_tensor_too_large_for_the_compiler_counts_on_neuron(cli: Callable[..., Any]) -> None:
     block = (*REAL, "backend=neuron", "plan.devices=2x96GiB", "scope=single", "layer=3")
     ended = cli(*block)
-    assert ended.exit == 1
+    assert ended.exit == 5
     wanted = (
         "layers.3.mlp.experts.gate_up_proj is too large for the Neuron compiler: use tp_degree=2."
     )
@@ -191,7 +191,7 @@ def test_a_tensor_too_large_for_the_compiler_counts_on_neuron(cli: Callable[...,
 
 def test_a_degree_that_splits_unevenly_counts(cli: Callable[..., Any]) -> None:
     ended = cli(*REAL, "plan.devices=8x80GB", "tp_degree=5")
-    assert ended.exit == 1
+    assert ended.exit == 5
     assert "tp_degree=5 does not split this model evenly: use one of 1, 2, 4, 8." in ended.out
     assert "NxDI" not in ended.out
 
@@ -262,11 +262,11 @@ def test_minimax_m2_as_it_is_deployed(cli: Callable[..., Any]) -> None:
 
 def test_cores_of_another_size_and_number(cli: Callable[..., Any]) -> None:
     half = cli(*REAL, "backend=neuron", "tp_degree=64", "plan.lnc=1", "dtype=float32")
-    assert half.exit == 1
+    assert half.exit == 5
     assert "on trn2.48xlarge, LNC 1: 128 logical cores of 12 GiB" in half.out
     assert "12.89GB of weights and is given 14.71GB. Cure: tp_degree=96" in half.out
     old = cli(*REAL, "backend=neuron", "plan.devices=trn1.32xlarge", "tp_degree=12")
-    assert old.exit == 1
+    assert old.exit == 5
     assert table_row(old.out, "KV heads")[4] == "converted to MHA: one for each query head"
     assert "refuses their shapes; of a multiple of 8 it repeats them" in old.out
     assert "NxDI takes tp_degree=1, 2, 4, 8, 16, 24, 32, 48, ... (" in old.out

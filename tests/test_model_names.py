@@ -11,7 +11,7 @@ import pytest
 from conftest import Ended
 
 from layerparity.ground.resources import shipped
-from layerparity.settings.config import ModelSettings
+from layerparity.settings.model import ModelSettings
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,16 @@ def test_a_golden_of_another_model_is_refused_with_both_names(
     own = run(*words, "model=checkpoint", f"model.path={shorter}")
     assert "run of half-context, " in own.out
     assert "golden-half-context-single-0-float32-cpu  " in own.out
+
+
+def test_an_option_of_ones_own_without_a_name_is_refused(
+    cli: Callable[..., Ended], tmp_path: Path
+) -> None:
+    (tmp_path / "own" / "model").mkdir(parents=True)
+    (tmp_path / "own" / "model" / "mine.yaml").write_text("path: nowhere\n")
+    ended = cli("--config-dir=own", "model=mine", "scope=single", "layer=0")
+    assert ended.exit == 2
+    assert "The option of model= has no name: add 'name: NAME' to it." in ended.err
 
 
 def test_a_folder_is_asked_the_same_however_it_is_named(

@@ -67,6 +67,22 @@ def test_a_step_beats_the_experiment_and_the_command_line_beats_both(steps_of: A
     assert {config.tracking.folder for config in seen} == {"here"}
 
 
+def test_what_is_typed_is_shown_in_its_place(steps_of: Any, tmp_path: Path) -> None:
+    steps = ["backend=gpu model=tiny_minimax_m2 seq_len=8", "backend=neuron model=tiny_minimax_m2"]
+    ended, seen = steps_of("", steps, "seq_len=4", f"model={tmp_path / 'a model'}")
+    assert ended.exit == 0, ended.err
+    mine = f"'model.path={tmp_path}/a model'"
+    assert f"[1 of 2] python run.py backend=gpu {mine} seq_len=4\n" in ended.out
+    assert f"[2 of 2] python run.py backend=neuron {mine}\n" in ended.out
+    assert [(each.model.name, each.model.prompt) for each in seen] == [("checkpoint", None)] * 2
+
+
+def test_what_the_steps_differ_in_cannot_be_typed(steps_of: Any) -> None:
+    ended, seen = steps_of("", ["backend=gpu", "backend=neuron"], "backend=neuron")
+    assert (ended.exit, seen) == (2, [])
+    assert "backend= is what the steps differ in (backend=gpu, backend=neuron)" in ended.err
+
+
 def test_values_of_an_option_stay_out_of_a_step_that_chose_another(steps_of: Any) -> None:
     body = "  - override /inputs: random\ninputs: {seed: 5}\n"
     ended, seen = steps_of(body, ["layer=1 scope=single", "inputs=prompt", "inputs=random"])

@@ -36,6 +36,9 @@ _NEVER = {
     "trust_remote_code": "code that comes with a checkpoint is never run: a port of your own is "
     "named by port._target_="
 }
+# Keys whose values are words of a language.
+_SPOKEN = ("prompt.text", "prompt.texts", "name")
+_NAMELESS = re.compile(r"`(\w+)Settings` has missing mandatory value: name")
 _CHOICE = re.compile(r"Invalid value '([^']*)', expected one of \[([^\]]*)\]")
 _MISFIT = re.compile(
     r"Value '([^']*)' (?:of type '\w+' could not be converted to (Integer|Float)"
@@ -133,7 +136,8 @@ def check_overrides(
     parser = OverridesParser.create()
     for argument in overrides:
         if "=" not in argument and not argument.startswith("~"):
-            raise UserError(f"'{argument}' is not key=value.{_bare_word(argument)}")
+            hint = _rest_of_text(overrides) or _bare_word(argument)
+            raise UserError(f"'{argument}' is not key=value.{hint}")
         try:
             if _depth(argument) > _DEEPEST:
                 raise RecursionError
@@ -316,13 +320,19 @@ def explain(error: Exception) -> UserError:
         ]
         found = f"{full[1]}={misfit[1]} is no value of {full[1]}"
         return UserError(found, f"give {wanted}{''.join(others)}.")
-    if (no_option := hydras_own.no_option(error)) is not None:
+    if (no_option := _nameless(message) or hydras_own.no_option(error)) is not None:
         return no_option
     first = str(error.__cause__ or error).strip().splitlines()[0]
     if choice := _CHOICE.search(first):
         first += "." + nearest(choice[1], choice[2].split(", "))
     where = f"{full[1]}: " if full else ""
     return UserError(f"{where}{first}")
+
+
+def _nameless(message: str) -> UserError | None:
+    if (found := _NAMELESS.search(message)) is None:
+        return None
+    return UserError(f"The option of {found[1].lower()}= has no name", "add 'name: NAME' to it.")
 
 
 @contextmanager
@@ -364,6 +374,15 @@ def _of_others(key: str, group: str) -> UserError:
     )
 
 
+def _rest_of_text(overrides: Sequence[str]) -> str:
+    """Return how to type a text that the shell made words of; empty where there is none."""
+    spoken = [word for word in overrides if word.partition("=")[0] in _SPOKEN]
+    rest = [word for word in overrides if "=" not in word and not word.startswith("~")]
+    if len(spoken) != 1:
+        return ""
+    return f" A text with spaces is quoted: {quoted(' '.join([*spoken, *rest]))}"
+
+
 def _bare_word(word: str) -> str:
     """Return what a word without a value may have been meant to be."""
     if word in (*help_text.GROUPS, "job", "experiment"):
@@ -374,4 +393,6 @@ def _bare_word(word: str) -> str:
     for group in help_text.GROUPS:
         if word in help_text.options(group):
             return f" Did you mean {group}={word}?"
+    if word in config.every_key():
+        return f" Write {word}= and its value."
     return nearest(word, config.every_key()) or " --help lists the keys."

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
+from layerparity.tracking.process import is_of_a_signal
 
 if TYPE_CHECKING:
     from layerparity.settings.config import Config
@@ -106,6 +107,8 @@ def _results(check: Check, config: Config) -> list[Result]:
     except UserError as error:
         results.append(problem(check.name, error.found or str(error), error.cure or _SEE))
     except (Exception, SystemExit) as error:
+        if is_of_a_signal(error):
+            raise
         # Whatever a check does, the others are still worth hearing.
         results.append(_fault(check.name, error))
     return results

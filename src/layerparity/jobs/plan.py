@@ -19,7 +19,7 @@ class Settings:
 
 
 def run(config: Config) -> Exit:
-    """Plan the scope over ``plan.devices``, or over this machine; exit 1 where it does not fit."""
+    """Plan the scope over ``plan.devices``, or over this machine; exit 5 where it does not fit."""
     from layerparity.ground.files import write_text
     from layerparity.plan import cores_table, table
     from layerparity.plan.fit import fit_of, problems_of, record
@@ -42,4 +42,4 @@ def run(config: Config) -> Exit:
     for problem in problems:
         console.say(problem)
     console.say("DOES NOT FIT" if problems else "FITS")
-    return Exit.FAILED if problems else Exit.OK
+    return Exit.NOT_READY if problems else Exit.OK

@@ -59,14 +59,15 @@ def run(config: Config) -> Exit:
         raise UserError("job=sequence has no steps: choose an experiment that lists some.")
     steps, lacks = _possible(config.job)
     shared, composed = _shared(config), []
-    steps = [_with_typed(step.split(), shared.given) for step in steps]
-    for number, words in enumerate(steps, start=1):
+    _refuse_between(steps, shared.given)
+    commands = [_with_typed(step.split(), shared.given) for step in steps]
+    for number, words in enumerate(commands, start=1):
         try:
             composed.append(_composed(words, shared))
         except Exception as error:
             error.add_note(f"Step {number} of {len(steps)} ({' '.join(words)})")
             raise
-    for number, (words, each) in enumerate(zip(steps, composed, strict=True), start=1):
+    for number, (words, each) in enumerate(zip(commands, composed, strict=True), start=1):
         console.say(f"\n[{number} of {len(steps)}] {program()} {' '.join(map(shlex.quote, words))}")
         if number in lacks:
             console.note(lacks[number][1])
@@ -145,6 +146,16 @@ def _composed(words: Sequence[str], shared: SharedKeys) -> Any:
         if not any(overlap(path, each) for each in settled):
             OmegaConf.update(made, path, value, force_add=True)
     return checked(made)
+
+
+def _refuse_between(steps: Sequence[str], given: Sequence[str]) -> None:
+    """Raise UserError where a typed key would make alike what the steps compare."""
+    for typed in map(_key, given):
+        own = {word for step in steps for word in step.split() if _key(word) == typed}
+        if len(own) > 1:
+            raise UserError(
+                f"{typed}= is what the steps differ in ({', '.join(sorted(own))})", "leave it out."
+            )
 
 
 def _with_typed(words: Sequence[str], given: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from layerparity.model.resolve import describe
 from layerparity.record.guilt import Guilt
 from layerparity.record.source import Source
 from layerparity.record.verdict import Row, Verdict
-from layerparity.settings.config import ModelSettings
+from layerparity.settings.model import ModelSettings
 
 if TYPE_CHECKING:
     from layerparity.mistakes.values import Values

@@ -10,7 +10,7 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import describe
 from layerparity.record.manifest import Manifest
 from layerparity.record.stored_run import StoredRun
-from layerparity.settings.config import ModelSettings
+from layerparity.settings.model import ModelSettings
 from layerparity.settings.tracking import TrackingConfig
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError, nearest
-from layerparity.record.guilt import SIGNS
+from layerparity.record.guilt import OF_TENSORS, SIGNS
 
 if TYPE_CHECKING:
     from layerparity.mistakes.cause import Cause, Evidence, Rule
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WRONG_OUTPUT = "wrong_output"
 KNOWN = "mistakes.known"
 # What says that something is wrong, and not by which mistake, comes after what does.
-GENERAL = ("never_loaded", "offset", "one_factor_each", "rotary", "scale", "weights_altered")
+_GENERAL = (*OF_TENSORS, "offset", "one_factor_each", "rotary", "scale")
 # What says where in a tensor, and not why, comes between.
 _WHERE = ("one_channel", "one_head")
 
@@ -72,7 +72,7 @@ def suspected(evidence: Evidence) -> list[Cause]:
     ]
 
     def order(cause: Cause) -> tuple[bool, bool, bool, float, str]:
-        rare, general = cause.confidence < LIMIT, cause.id in GENERAL
+        rare, general = cause.confidence < LIMIT, cause.id in _GENERAL
         return rare, general, cause.id in _WHERE, -cause.confidence, cause.id
 
     return sorted(causes, key=order)

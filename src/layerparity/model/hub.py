@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.ground.errors import UserError
 
 if TYPE_CHECKING:
-    from layerparity.settings.config import ModelSettings
+    from layerparity.settings.model import ModelSettings
 
 CONFIG = "config.json"
 # All that a run reads beside weights: sizes, the index, the tokenizer, a chat template.

@@ -10,7 +10,7 @@ from layerparity.ground.files import expanded
 from layerparity.ground.resources import shipped
 from layerparity.model import hub
 from layerparity.model.checkpoint import GGUF, Checkpoint, gguf_refusal
-from layerparity.settings.config import ModelSettings
+from layerparity.settings.model import ModelSettings
 
 # The one that was opened last: each part of a sweep opens the same checkpoint.
 _last: list[Checkpoint] = []

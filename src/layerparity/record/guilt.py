@@ -12,6 +12,8 @@ from layerparity.ground.decode import encode
 from layerparity.record.weights import WeightFinding
 
 SHOWN, WEIGHTS, SIGNS = "shown", "weights", "signs"
+# Rules that say that tensors are wrong, and not by which mistake.
+OF_TENSORS = ("never_loaded", "weights_altered")
 
 
 class Phases(StrEnum):

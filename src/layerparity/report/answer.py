@@ -12,8 +12,7 @@ from layerparity.ground.numeral import numeral, percent
 from layerparity.judge.evidence import stage_rows
 from layerparity.judge.guilty import judged_of, may_lie_before, name_in_block
 from layerparity.judge.leaps import amplified
-from layerparity.mistakes.catalogue import GENERAL
-from layerparity.record.guilt import Cause, Guilt, Phases
+from layerparity.record.guilt import OF_TENSORS, Cause, Guilt, Phases
 from layerparity.record.verdict import DECIDED, Outcome, Row, Verdict
 from layerparity.record.weights import WeightFinding
 from layerparity.report.cautions import ranges
@@ -101,7 +100,7 @@ def distinct(causes: Sequence[Cause]) -> list[Cause]:
         of = {each.name for each in cause.findings}
         for place, known in enumerate(told):
             same = cause.id == known.id
-            explained = cause.id in GENERAL and of <= {each.name for each in known.findings}
+            explained = cause.id in OF_TENSORS and of <= {each.name for each in known.findings}
             if same or (of and explained):
                 findings = known.findings or cause.findings
                 more = cause.reasons if same else (cause.sentence,)

@@ -13,7 +13,8 @@ from typing import Any
 from layerparity.ground import registry
 from layerparity.ground.quoting import numbers_as_text
 from layerparity.ground.resources import shipped
-from layerparity.settings.config import CHECKPOINT, NAMED_BY, PLUGIN_GROUPS, Config
+from layerparity.settings.config import NAMED_BY, PLUGIN_GROUPS, Config
+from layerparity.settings.model import CHECKPOINT
 
 _BY_TARGET = "port"
 _ALWAYS = ("backend",)

@@ -6,12 +6,10 @@ What plug-ins take (``backend``, ``inputs``, ...) is typed beside the code that 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from math import gcd
-from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -19,9 +17,8 @@ from omegaconf import MISSING, OmegaConf
 
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import expanded
-from layerparity.ground.resources import shipped as shipped_files
 from layerparity.settings.key import check_numbers, key, keys_of
+from layerparity.settings.model import ModelSettings
 from layerparity.settings.tracking import TrackingConfig
 
 # The key by which an option of a group says what it is called; in all others that is ``name``.
@@ -35,15 +32,10 @@ PLUGIN_GROUPS = {
 }
 
 
-# Jobs that read a checkpoint, and those that leave a run.
-_OF_A_MODEL = ("run", "bisect", "capture", "invariance", "plan")
+# Jobs that leave a run.
 _OF_A_RUN = ("run", "bisect", "capture", "invariance")
 # The run of a kind that is newest, as golden= and candidate= name it.
 LATEST = "latest"
-# How a hub's cache begins the folder of a model.
-_HUB = "models--"
-# A folder that begins with a dot, as ./name and ../name do, is none.
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 # Each costs stack and a place with the scheduler: with more, some torch operations never end.
 MOST_THREADS = 1024
 # No model has such a context; a batch of more fits no memory.
@@ -98,8 +90,6 @@ class ScopeKind(Choice):
 
 
 # Jobs that can say what they would do.
-# The option of a folder, which is what `model.path` alone means.
-CHECKPOINT = "checkpoint"
 DRY = ("run", "compare")
 
 
@@ -115,66 +105,6 @@ class DeviceMapSettings:
     """conf/device_map: accelerate's placement strategy, and the device for ``cuda:N``."""
 
     strategy: str = MISSING
-
-
-@dataclass
-class ModelSettings:
-    """conf/model: a Hugging Face folder, or an architecture without weights.
-
-    ``path`` may be relative to the current directory, or ``organisation/name`` of the hub, of which
-    ``revision`` and ``subfolder`` choose a part; ``shipped`` names a checkpoint that comes with
-    layerparity; ``architecture`` holds config.json's values where there is no folder; ``prompt`` is
-    what the model is asked where the command gives no prompt.
-    """
-
-    name: str = MISSING
-    path: str | None = key(
-        None, "folder of a Hugging Face checkpoint, or ORGANISATION/NAME", jobs=_OF_A_MODEL
-    )
-    revision: str | None = key(
-        None, "commit, branch or tag of a model of the hub", jobs=_OF_A_MODEL
-    )
-    subfolder: str | None = key(None, "folder within a model of the hub", jobs=_OF_A_MODEL)
-    download: bool = key(False, "fetch from the hub what the scope needs and is not here")
-    shipped: str | None = key(None, "a checkpoint that comes with layerparity")
-    architecture: dict[str, Any] | None = key(
-        None, "values of config.json, where there is no folder"
-    )
-    prompt: str | None = key(None, "what the model is asked where the command gives no prompt")
-
-    def leave_shipped(self) -> None:
-        """Forget the shipped model, which is the default, and its prompt where there is a folder.
-
-        With and without ``model=checkpoint`` a folder is asked the same.
-        """
-        if self.path is None or self.shipped is None:
-            return
-        import yaml
-
-        file = shipped_files("conf") / "model" / f"{self.name}.yaml"
-        own = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if self.prompt == own.get("prompt"):
-            self.prompt = None
-        self.name, self.shipped = CHECKPOINT, None
-
-    @property
-    def hub_id(self) -> str | None:
-        """``organisation/name`` where ``path`` is one; None where it is a folder, or like one."""
-        if self.path is None or not _HUB_ID.fullmatch(self.path) or Path(self.path).exists():
-            return None
-        return self.path
-
-    @property
-    def label(self) -> str:
-        """What a reader calls the model: its folder's name, of a hub's model ``org/name``."""
-        if self.path is None:
-            return self.name
-        if self.hub_id is not None:
-            return self.hub_id
-        folder = expanded(self.path).absolute()
-        if folder.parent.name == "snapshots" and folder.parents[1].name.startswith(_HUB):
-            return folder.parents[1].name.removeprefix(_HUB).replace("--", "/")
-        return folder.name or self.name
 
 
 @dataclass

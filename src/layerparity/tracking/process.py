@@ -123,7 +123,7 @@ def _raise_once(number: int, frame: FrameType | None) -> None:
 def _raise_later(others: Callable[[Any], object], unraisable: Any) -> None:
     """Send a signal once more whose exception Python would print and forget; hand on others."""
     stop = unraisable.exc_value
-    if all(stop is not each for each in _raised):
+    if not is_of_a_signal(stop):
         others(unraisable)
         return
     for each in _ENDING:
@@ -149,6 +149,11 @@ def _ignore(_number: int, _frame: FrameType | None) -> None:
     pass
 
 
+def is_of_a_signal(error: BaseException) -> bool:
+    """Say whether a signal raised this, and no library that ends the process by itself."""
+    return any(error is each for each in _raised)
+
+
 def stop_behind(error: BaseException | None) -> BaseException | None:
     """Return the KeyboardInterrupt or SystemExit that an exception is, or that it hides.
 
@@ -170,7 +175,7 @@ def unhidden() -> Iterator[None]:
         yield
     except Exception as error:
         stop = stop_behind(error)
-        if stop is None or all(stop is not each for each in _raised):
+        if stop is None or not is_of_a_signal(stop):
             raise
         raise stop from None
 

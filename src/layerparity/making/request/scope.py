@@ -10,7 +10,8 @@ from layerparity.anatomy.family import OUTSIDE, Family
 from layerparity.anatomy.site import EMBEDDING, Place
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import scope_text
-from layerparity.settings.config import Config, ModelSettings, ScopeKind
+from layerparity.settings.config import Config, ScopeKind
+from layerparity.settings.model import ModelSettings
 
 
 @dataclass(frozen=True)
