@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import composing
 import pytest
-from conftest import Ended
+from conftest import SMALL, Ended
 
 from layerparity.ground.errors import UserError
 from layerparity.making import own_process
@@ -22,9 +23,12 @@ def test_keys_that_a_process_holds_once_are_tried_in_processes_of_their_own(
     pytest.importorskip("torch_xla", reason="pip install torch==2.9.1 torch_xla==2.9.0")
     # What another test of this process may have told XLA is no wish of this command's.
     monkeypatch.delenv("XLA_FLAGS", raising=False)
+    # Processes of their own compose what the files say.
+    monkeypatch.setattr(composing, "default_model", None)
     folder = f"tracking.folder={tmp_path / 'runs'}"
-    part = ("scope=single", "layer=1")
-    assert cli(*CPU, folder, "scope=range", "start=0", "end=1", "name=the-golden").exit == 0
+    part = (SMALL, "scope=single", "layer=1")
+    whole = ("scope=range", "start=0", "end=1", "name=the-golden")
+    assert cli(*CPU, SMALL, folder, *whole).exit == 0
     ended = cli(
         *("job=bisect", "backend=neuron", "golden=the-golden", "tolerance=fixed", folder, *part),
         "job.bad={backend.excess_precision:true}",

@@ -114,7 +114,7 @@ def test_json_is_for_what_makes_a_verdict() -> None:
         assert words == ["job=run"]
         output.check("compare")
         for job in ("run", "audit", "export"):
-            with pytest.raises(UserError, match=f"--json prints a verdict, and job={job} makes"):
+            with pytest.raises(UserError, match=f"a list of runs, and job={job} makes none"):
                 output.check(job)
     with output.taken(["--quiet", "job=run"]):
         output.check("run")

@@ -86,6 +86,11 @@ def test_runs_are_listed_by_what_they_are_and_how_they_ended(cli: Cli, home: Hom
     assert every.exit == 0 and "3 runs, " in every.out
     (row,) = [line for line in every.out.splitlines() if home.golden.id[:8] in line]
     assert all(word in row for word in ("golden", "tiny", "full", "float32", "finished", "kB"))
+    assert all(len(line) <= 160 for line in every.out.splitlines())
+    listed = json.loads(cli("job=runs", home.store, "--json").out)
+    assert {each["id"] for each in listed} >= {home.golden.id, home.candidate.id}
+    facts = {"kind": "golden", "model": "tiny", "scope": "full", "ended": "finished"}
+    assert facts.items() <= next(r for r in listed if r["id"] == home.golden.id).items()
     assert "failed" in every.out and "pass" in every.out
     for words, names in (
         (("job.kind=golden",), {"the-golden", "broken"}),

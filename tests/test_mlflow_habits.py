@@ -170,7 +170,7 @@ def test_the_command_s_page_shows_each_run_in_our_columns(compared: Store) -> No
         served.wait(timeout=60)
         if served.stdout is not None:
             served.stdout.close()
-    wanted = ["kind", "verdict", "first_failure", "summary/worst R", "model", "dtype", "device"]
+    wanted = ["kind", "verdict", "first_failure", "R/worst", "model", "port", "dtype", "device"]
     shown = ["Run Name", "Created", *wanted, "Dataset", "Duration"]
     assert [head.removeprefix(PREFIX) for head in heads if head] == shown
     start = re.compile(rf"(?:tags|metrics|attributes)\.`(?:{re.escape(PREFIX)})?")
@@ -187,7 +187,7 @@ def test_the_command_s_page_shows_each_run_in_our_columns(compared: Store) -> No
     judged = kinds["comparison"]
     assert (judged["verdict"], kinds["candidate"]["verdict"]) == ("fail", "fail")
     assert judged["first_failure"] == "layers.2.self_attn:out"
-    assert float(judged["summary/worst R"]) > 2
+    assert float(judged["R/worst"]) > 2
 
 
 def _data(store: Store, run_id: str) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def test_json_of_a_job_without_a_verdict_is_refused(cli: Callable[..., Ended]) -
     ended = cli("job=doctor", "--json")
     assert ended.exit == 2 and ended.out == ""
     assert ended.err == (
-        "layerparity: --json prints a verdict, and job=doctor makes none: "
-        "use --quiet, or job=compare.\n"
+        "layerparity: --json prints a verdict or a list of runs, and job=doctor makes none: "
+        "use --quiet, job=compare or job=runs.\n"
     )
     # What was asked of one command is not asked of the next.
     assert cli("--version").out
@@ -94,7 +94,7 @@ def test_letters_that_xml_has_not_are_left_out_of_junit() -> None:
 
 def test_what_is_no_number_is_null_to_a_program(capsys: pytest.CaptureFixture[str]) -> None:
     with output.taken(["--json"]):
-        console.verdicts.append('{"R": NaN, "worst": [Infinity, -Infinity, 1.5]}')
+        console.records.append('{"R": NaN, "worst": [Infinity, -Infinity, 1.5]}')
     assert (
         capsys.readouterr().out
         == json.dumps({"R": None, "worst": [None, None, 1.5]}, indent=1) + "\n"

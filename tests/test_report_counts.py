@@ -110,7 +110,7 @@ def test_a_candidate_of_nan_is_the_worst_of_its_series() -> None:
     }
     assert keep._worst(by_r(0.5, math.nan))[series.WORST] == "inf"
     told = {name: value for name, value, _ in keep._metrics(by_r(0.5, math.nan))}
-    assert told["summary/worst R"] == math.inf
+    assert told["R/worst"] == math.inf
 
 
 def test_the_worst_decode_step_is_that_of_least_agreement_and_largest_divergence() -> None:

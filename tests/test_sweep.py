@@ -90,7 +90,8 @@ def test_a_multirun_has_one_parent(multirun, tracking):
     store, parent = open_store(tracking), the_sweep(tracking)
     assert [row[:2] for row in rows] == [(f"layer {n}", "FINISHED") for n in range(3)]
     assert [row.url for row in rows] == [run.url for run in store.find(parent.id)]
-    assert parent.name == "sweep layer=range(0,3)" and parent.status == "FINISHED"
+    assert parent.name == "sweep layer=range(0,3)", "its parts are called nothing alike"
+    assert parent.status == "FINISHED"
     assert (parent.tags["children"], parent.tags["children.finished"]) == ("3", "3")
     assert parent.tags["backend"] == "neuron", "what all children share"
     assert "scope" not in parent.tags
@@ -268,9 +269,7 @@ def test_a_part_that_was_refused_has_a_row(cli, tmp_path):
     assert "layer=9 is out of range" in refused[0][2]
     lines = made.out.splitlines()
     (part,) = [line for line in lines if line.startswith("1 of 2: mine single 0 ")]
-    assert re.search(
-        r", \d+ sites, output rms [\d.]+, no NaN or Inf, [\d.]+ s, about \d+ s left$", part
-    )
+    assert re.search(r", \d+ sites, output rms [\d.]+, no NaN or Inf, [\d.]+ s$", part)
     assert "1 of 2 parts finished" in lines
     # The story of a part is in its own log.
     assert not re.search(r"Placement|loading ", made.out)

@@ -92,7 +92,7 @@ def test_the_pages_of_a_comparison(
         driver.get(f"{address}/#{path}/model-metrics?{query}")
         wait_for(driver, lambda d: "by layer\n(3)" in text_of(d))
         groups = re.findall(r"^([\w ]+)\n\(\d+\)$", text_of(driver), re.MULTILINE)
-        assert groups[:2] == ["by layer", "layer"]
+        assert groups[:3] == ["R", "by layer", "layer"]
         for chart in ("R", "limit", "log10 floor"):
             wait_for(driver, lambda d, name=chart: f"(by layer/{name})" in text_of(d))
 
@@ -115,7 +115,7 @@ def test_the_pages_of_a_comparison(
 def _finds_every_column(driver: Any) -> None:
     """Step through the columns of the list: on a narrow page some are to the right."""
     wanted = ["kind", "verdict", "first_failure", "model", "dtype", "device"]
-    names = {*(PREFIX + each for each in wanted), "summary/worst R", "Dataset"}
+    names = {*(PREFIX + each for each in wanted), "R/worst", "Dataset"}
     found: set[str] = set()
     for step in range(40):
         _, heads = wait_for(driver, lambda d, at=50 * step: d.execute_script(_HEADS, at))

@@ -32,7 +32,7 @@ def untouched() -> Iterator[None]:
     with _LOCK, ExitStack() as stack:
         for keep in (_environment, _modules, _loggers, _torch):
             stack.callback(keep())
-        said = len(console.verdicts)
+        said = len(console.records)
         stack.enter_context(_hydra())
         steps.forget_notes()
         log.begin(verbose=False)
@@ -40,7 +40,7 @@ def untouched() -> Iterator[None]:
             yield
         finally:
             log.end()
-            del console.verdicts[said:]
+            del console.records[said:]
 
 
 def _environment() -> Callable[[], None]:

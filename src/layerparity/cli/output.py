@@ -14,8 +14,8 @@ from layerparity.ground.errors import UserError
 
 QUIET, JSON = "--quiet", "--json"
 _STDOUT = 1
-# Jobs that make a verdict, or run commands of which one does.
-_JUDGING = ("compare", "gate", "judge", "sequence")
+# Jobs that make a verdict, or run commands of which one does, and what lists.
+_RECORDING = ("compare", "gate", "judge", "runs", "sequence")
 # What is asked for its text, which both of ours would swallow.
 _TOLD = {"-h", "--help", "help", "--version"}
 _asked: list[bool] = []
@@ -25,31 +25,33 @@ _asked: list[bool] = []
 def taken(arguments: Sequence[str]) -> Iterator[list[str]]:
     """Yield the arguments without ours; with one of them, nothing is printed in the block.
 
-    Neither by libraries, nor by processes that are started. With ``--json`` the last verdict that
-    the block made is printed behind it. Errors go to standard error as ever.
+    Neither by libraries, nor by processes that are started. With ``--json`` the last record that
+    the block made, a verdict or a list of runs, is printed behind it. Errors go to standard error
+    as ever.
     """
     words = [word for word in arguments if word not in (QUIET, JSON)]
     if len(words) == len(arguments) or _TOLD.intersection(words):
         yield words
         return
     _asked[:] = [True] if JSON in arguments else []
-    console.verdicts.clear()
+    console.records.clear()
     try:
         with _silence():
             yield words
     finally:
         _asked.clear()
-    if JSON in arguments and console.verdicts:
+    if JSON in arguments and console.records:
         # NaN and Infinity, which our own files have, are no JSON to most who read it.
-        verdict = json.loads(console.verdicts[-1], parse_constant=lambda _: None)
-        print(json.dumps(verdict, indent=1), flush=True)
+        record = json.loads(console.records[-1], parse_constant=lambda _: None)
+        print(json.dumps(record, indent=1), flush=True)
 
 
 def check(job: str) -> None:
-    """Raise UserError where ``--json`` was asked of a job that makes no verdict."""
-    if _asked and job not in _JUDGING:
+    """Raise UserError where ``--json`` was asked of a job that makes no record."""
+    if _asked and job not in _RECORDING:
         raise UserError(
-            f"{JSON} prints a verdict, and job={job} makes none", f"use {QUIET}, or job=compare."
+            f"{JSON} prints a verdict or a list of runs, and job={job} makes none",
+            f"use {QUIET}, job=compare or job=runs.",
         )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from layerparity.ground.log import LOGGER
 from layerparity.ground.secrets import redacted
@@ -42,8 +42,8 @@ class _Brief:
 _briefs: list[_Brief] = []
 _relayed: list[bool] = []
 _logged: list[bool] = []
-# What this command's comparisons concluded, as JSON, for a program that asked for it.
-verdicts: list[str] = []
+# What this command concluded or listed, as JSON, for a program that asked for it.
+records: list[str] = []
 
 
 def only_log(is_shown: bool) -> None:
@@ -93,17 +93,26 @@ def complain(text: str) -> None:
     print(plain(text), file=sys.stderr, flush=True)
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table; numbers to the right."""
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], narrow: bool = False
+) -> None:
+    """Print a table; numbers to the right.
+
+    A ``narrow`` one has no lines, and no column but the last is ever broken.
+    """
+    from rich.box import HEAVY_HEAD
     from rich.table import Table
     from rich.text import Text
 
     # As text: rich would take brackets in a run's name, or a path, for markup.
-    grid = Table(title=Text(plain(title)), title_justify="left", header_style="bold")
+    box = None if narrow else HEAVY_HEAD
+    grid = Table(title=Text(plain(title)), title_justify="left", header_style="bold", box=box)
     body = [[plain(str(cell)) for cell in row] for row in rows]
     for index, column in enumerate(columns):
         numeric = bool(body) and all(_is_number(row[index]) for row in body)
-        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        side: Literal["left", "right"] = "right" if numeric else "left"
+        whole = narrow and index < len(columns) - 1
+        grid.add_column(column, justify=side, overflow="fold", no_wrap=whole)
     for row in body:
         grid.add_row(*map(Text, row))
     show(grid)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError, nearest
+from layerparity.making.names import port_in_name
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
@@ -56,6 +60,8 @@ def run(config: Config) -> Exit:
     found = store.filtered(clauses, job.filter, job.limit + 1)
     sizes = {each.id: store.size(each) for each in found[: job.limit]}
     rows = [_row(each, sizes[each.id]) for each in found[: job.limit]]
+    told = [_record(each, sizes[each.id]) for each in found[: job.limit]]
+    console.records.append(json.dumps(told))
     if not rows:
         fits = " fits" if clauses or job.filter else ""
         key = "tracking.uri=" if store.config.name == SERVER else "tracking.folder="
@@ -63,8 +69,8 @@ def run(config: Config) -> Exit:
         for line in _hints(store.every(), tags) if clauses else ():
             console.say(line)
         return Exit.OK
-    columns = ("id", "kind", "name", "model", "scope", "dtype", "device", "ended", "began", "size")
-    console.table(f"Runs in {store.config.place}", columns, rows)
+    columns = ("id", "ended", "began", "size", "run")
+    console.table(f"Runs in {store.config.place}", columns, rows, narrow=True)
     known = [size for size in sizes.values() if size is not None]
     total = f", {console.bytes_text(sum(known))}" if known else ""
     more = f"; there are more: job.limit={2 * job.limit} lists them" if found[job.limit :] else ""
@@ -81,13 +87,46 @@ def _status(status: str) -> str:
 
 
 def _row(run: StoredRun, size: int | None) -> tuple[str, ...]:
-    told = {name: run.tags.get(name, "") for name in ("model", "scope", "dtype", "device")}
-    # A run that ended well is best described by what came of it.
-    ended = run.tags.get("verdict", "finished") if run.finished else run.status.lower()
-    began = f"{run.start_time.astimezone():%Y-%m-%d %H:%M}"
+    start = run.start_time.astimezone()
+    year = "" if start.year == datetime.now(UTC).year else f"{start:%Y-}"
+    began = f"{year}{start:%m-%d %H:%M}"
     room = "" if size is None else console.bytes_text(size)
-    name = f"  {run.name}" if run.parent else run.name
-    return run.id[:8], run.kind, name, *told.values(), ended, began, room
+    # What its name says already is not said twice.
+    known = f"-{_words(run.name)}-"
+    told = {**_facts(run), "port": port_in_name(run.tags.get("port", ""))}
+    facts = ", ".join([run.kind.replace("comparison", "compare"), *told.values()])
+    more = ", ".join(
+        each for each in facts.split(", ") if each and f"-{_words(each)}-" not in known
+    )
+    name = f"{'  ' if run.parent else ''}{run.name}{f' ({more})' if more else ''}"
+    return run.id[:8], _ended(run), began, room, name
+
+
+def _facts(run: StoredRun) -> dict[str, str]:
+    return {name: run.tags.get(name, "") for name in ("model", "scope", "dtype", "device", "port")}
+
+
+def _ended(run: StoredRun) -> str:
+    """Return how a run ended; one that ended well is best described by what came of it."""
+    return run.tags.get("verdict", "finished") if run.finished else run.status.lower()
+
+
+def _words(text: str) -> str:
+    """Return a text as runs' names have it: ``range 0..3`` is ``range-0-3``."""
+    return re.sub(r"[^\w.]+|\.\.", "-", text.lower())
+
+
+def _record(run: StoredRun, size: int | None) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "name": run.name,
+        "kind": run.kind,
+        "parent": run.parent,
+        **_facts(run),
+        "ended": _ended(run),
+        "began": run.start_time.isoformat(),
+        "bytes": size,
+    }
 
 
 def _hints(runs: Iterable[StoredRun], told: Mapping[str, str | None]) -> list[str]:

@@ -6,6 +6,7 @@ Imported whenever Hydra starts, so mlflow is only imported once a sweep really b
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections import Counter
@@ -21,8 +22,10 @@ from omegaconf import OmegaConf
 
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
+from layerparity.ground.program import program
 from layerparity.ground.secrets import redacted
 from layerparity.making import endings, part_devices
+from layerparity.making.names import scope_in_name
 from layerparity.settings.key import check_numbers
 from layerparity.settings.tracking import EMBEDDED, read_config
 from layerparity.tracking.process import stop_behind
@@ -42,7 +45,9 @@ SILENT = "LEFT NO WORD"
 _OWN_LAUNCHER = "BasicLauncher"
 # The kind of a sweep is its own; that of its children tells what it can stand for.
 _SHARED_TAGS = {name: name for name in ("backend", "device", "model", "dtype", "port", "feed")}
-_SHARED_TAGS["holds"] = "kind"
+_SHARED_TAGS |= {"holds": "kind", "golden": "inputs_from"}
+# What a sweep is called until its parts say what they are.
+_UNNAMED = "sweep "
 _open: list[tuple[Store, ActiveRun, list[str]]] = []
 
 
@@ -110,7 +115,7 @@ class SweepParent(Callback):
             from layerparity.tracking.opening import open_store
 
             store = open_store(config.tracking)
-            name = config.get("name") or "sweep " + " ".join(overrides)
+            name = config.get("name") or _UNNAMED + " ".join(overrides)
             parent = store.begin(redacted(name)[:200], "sweep", {}, {"overrides": overrides})
             os.environ[PARENT_VARIABLE] = parent.id
             os.environ[PARTS_VARIABLE] = f"{len(parts)} {time.time()}"
@@ -242,7 +247,13 @@ def close_parent(
     lost = {words: why for words, why in (refused or {}).items() if words not in known}
     unheard = [words for words in silent if words not in known]
     error = error or sys.exception()
-    parent.set_tags(_summary(children, {REFUSED: len(lost), SILENT: len(unheard)}))
+    told = _summary(children, {REFUSED: len(lost), SILENT: len(unheard)})
+    description = _description(told, shared)
+    parent.set_tags({**told, "description": description, "mlflow.note.content": description})
+    if children:
+        parent.share_input(children[0].id)
+    if parent.name.startswith(_UNNAMED) and (name := _name_of(children)):
+        parent.rename(name)
     endings = {child.status for child in children}
     stopped = stop_behind(error) is not None or "KILLED" in endings
     whole = endings == {"FINISHED"} and not (failed or lost or silent) and error is None
@@ -278,6 +289,36 @@ def _status(child: StoredRun, silent: Sequence[str]) -> str:
     return (
         SILENT if child.status == "RUNNING" and child.tags.get("part") in silent else child.status
     )
+
+
+def _name_of(children: Sequence[StoredRun]) -> str:
+    """Return what parts are called together: one's name, with all layers for its own.
+
+    Empty where their names do not begin and end alike.
+    """
+    begins, ends, layers = set(), set(), []
+    for child in children:
+        own = scope_in_name(child.tags.get("scope", ""))
+        first, found, last = child.name.partition(f"-{own}-")
+        begins.add(first)
+        ends.add(last)
+        layers += [int(each) for each in own.split("-") if each.isdigit()]
+        if not (own and found):
+            return ""
+    if len(begins) != 1 or len(ends) != 1 or not layers:
+        return ""
+    return f"{begins.pop()}-layers-{min(layers)}-{max(layers)}-{ends.pop()}"
+
+
+def _description(told: Mapping[str, object], words: Sequence[str]) -> str:
+    """Return what the parent's page says of it: its command, and how its parts ended."""
+    ended = [
+        f"{count} {status.removeprefix('children.').replace('_', ' ')}"
+        for status, count in told.items()
+        if status.startswith("children.")
+    ]
+    command = f"{program()} {shlex.join(['-m', *words])}"
+    return f"A sweep of {told['children']} parts: {', '.join(ended)}\n\n```sh\n{command}\n```"
 
 
 def _summary(children: list[StoredRun], others: Mapping[str, int]) -> dict[str, object]:

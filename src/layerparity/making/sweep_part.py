@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from layerparity.record.manifest import Manifest
     from layerparity.settings.config import Config
 
+_SHOWN = 8
 # Notes that a part in this process said: the next one says only what is new.
 _noted: set[str] = set()
+# When the parts that ended in this process did, and the goldens that were named, of one sweep.
+_ended: list[float] = []
+_goldens: set[str] = set()
 
 
 def make_part(config: Config) -> FinishedRun:
@@ -26,14 +30,33 @@ def make_part(config: Config) -> FinishedRun:
     number = HydraConfig.get().job.num + 1
     parts, started = os.environ.get(PARTS_VARIABLE, f"{number} {time.time()}").split()
     title = f"{number} of {parts}"
+    if number == 1:
+        _ended.clear()
+        _goldens.clear()
     with console.brief(title, _noted):
         one = make_run(config)
     how = "reused" if one.is_reused else f"{time.monotonic() - began:.1f} s"
-    left = (time.time() - float(started)) / number * (int(parts) - number)
-    more = [f"about {console.duration_text(left)} left"] if number < int(parts) else []
-    words = [f"{title}: {one.name} {one.id[:8]}", described(one.manifest), how, *more]
+    fed = ", ".join(each[:_SHOWN] for each in one.fed_by)
+    more = [f"fed by golden {fed}"] if fed and fed not in _goldens else []
+    _goldens.add(fed)
+    each = _seconds_of_one(number, float(started))
+    if number < int(parts) and each is not None:
+        more.append(f"about {console.duration_text(each * (int(parts) - number))} left")
+    words = [f"{title}: {one.name} {one.id[:_SHOWN]}", described(one.manifest), how, *more]
     console.say(", ".join(words))
     return one
+
+
+def _seconds_of_one(number: int, started: float) -> float | None:
+    """Return how long a part takes; None of the first, which imports and compiles for all.
+
+    Of parts in several processes at once it is the sweep's time over their number.
+    """
+    _ended.append(time.time())
+    if number == 1:
+        return None
+    alone = len(_ended) == number
+    return (_ended[-1] - _ended[0]) / (number - 1) if alone else (_ended[-1] - started) / number
 
 
 def described(manifest: Manifest) -> str:

@@ -9,12 +9,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.blocks import Blocks, by_layer, kinds_of
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.site import Kind, Site
 from layerparity.ground import console
 from layerparity.ground.profile import RunProfile, StageProfile
 from layerparity.ground.resources import git_commit
 from layerparity.making import terminal
 from layerparity.making.fingerprint import model_print, numerics, numerics_elsewhere, versions
+from layerparity.making.names import port_in_name, scope_in_name
 from layerparity.making.sweep import part
 from layerparity.ports import port_loads
 from layerparity.ports.opening import open_port
@@ -38,10 +39,12 @@ def run_name(prepared: Prepared) -> str:
     Such as ``candidate-tiny_minimax_m2-single-0-bfloat16-xla-cpu``.
     """
     config = prepared.config
-    scope = prepared.scope.describe().replace(" ", "-").replace("..", "-")
+    scope = scope_in_name(prepared.scope.describe())
     model = config.model.label.rpartition("/")[2]
     device = re.sub(r"\W+", "-", prepared.backend.device_label.partition(",")[0]).strip("-")
-    return f"{config.kind.value}-{model}-{scope}-{config.dtype.value}-{device.lower()}"
+    parts = [config.kind.value, model, scope, config.dtype.value, device.lower()]
+    port = port_in_name(open_port.label(config.port))
+    return "-".join([*parts, *([port] if port else [])])
 
 
 def tags(prepared: Prepared, mark: str) -> dict[str, str]:
@@ -259,7 +262,8 @@ def site_metrics(manifest: Manifest) -> Iterator[tuple[str, float, int]]:
     """Yield (name, value, step) of the sites of a run, by layer, and how many there are."""
     for record in manifest.records:
         layer = record.site.layer
-        if layer is None or record.site.phase != "prefill":
+        # Numbers of experts are no sizes.
+        if layer is None or record.site.phase != "prefill" or record.kind is not Kind.REAL:
             continue
         label = (record.site.component or _BLOCK) + f".{record.site.end}"
         yield f"layer/{label} rms", record.stats["rms"], layer

@@ -14,7 +14,7 @@ from layerparity.ground.numeral import numeral
 from layerparity.ground.secrets import redacted
 from layerparity.record.side import Side
 from layerparity.record.stored_run import StoredRun
-from layerparity.record.verdict import FILE_NAME, Outcome, Row, Verdict
+from layerparity.record.verdict import FILE_NAME, Outcome, Verdict
 from layerparity.report import headline as words
 from layerparity.report import series
 from layerparity.report.answer import answer_of, commands_text
@@ -38,6 +38,8 @@ KIND = "comparison"
 _POWERS = ("rel_l2", "max_abs_diff")
 _AS_THEY_ARE = ("similarity_percentage", "set_agreement")
 _FOOT = -16.0
+# The tag that MLflow's page shows as a run's description.
+_NOTE, _SWEEP = "mlflow.note.content", "sweep"
 # Bytes that GitHub takes of a step, of all its comparisons; of one with more it shows nothing.
 _SUMMARY = 1 << 20
 
@@ -60,20 +62,23 @@ def keep_verdict(
     tags = {**_tags(verdict), **_software(candidate), **(links or {})}
     with store.start(name, KIND, tags, {**params, "limits": verdict.limits}) as active:
         told = redacted(verdict.to_json())
-        console.verdicts.append(told)
+        console.records.append(told)
         active.log_text(told, FILE_NAME, tagged=True)
         active.log_text(page, "report.html")
         active.log_text(text, "report.md")
         active.log_text(render_junit(verdict), "junit.xml")
         active.log_table(per_site_table(verdict), "sites.json")
         active.log_metrics(_metrics(verdict))
-        active.set_tags({"mlflow.note.content": text})
+        active.set_tags({_NOTE: text})
         found = [store.get(run.id) for run in candidate if run.id]
         stored = [run for run in found if run is not None]
         if stored:
             active.share_input(stored[0].id)
+    told_by = {"verdict": verdict.outcome.value, "compared_in": active.id}
     for run in stored:
-        store.tag(run, {"verdict": verdict.outcome.value, "compared_in": active.id})
+        store.tag(run, told_by)
+    if len(stored) > 1:
+        _tell_sweep(store, stored, told_by, f"[{text.splitlines()[0].lstrip('# ')}]({active.url})")
     console.show(closing_table(verdict))
     if answer is not None:
         console.say(f"\n{answer.text}\n")
@@ -84,6 +89,16 @@ def keep_verdict(
     say_served(config.tracking)
     summarise(text)
     return active.id
+
+
+def _tell_sweep(store: Store, parts: Sequence[StoredRun], tags: dict[str, str], said: str) -> None:
+    """Say on the page of a sweep, if the candidate is one, what came of its comparison."""
+    (parent, *others) = {part.parent for part in parts}
+    sweep = store.get(parent) if parent and not others else None
+    if sweep is None or sweep.kind != _SWEEP:
+        return
+    note = f"{sweep.tags.get('description', '')}\n\nCompared: {said}"
+    store.tag(sweep, {**tags, _NOTE: note})
 
 
 def say_report(active: ActiveRun) -> None:
@@ -140,6 +155,7 @@ def _side_tags(side: Side) -> dict[str, str]:
         "backend": side.backend,
         "device": side.device,
         "scope": side.scope,
+        "port": side.port,
     }
     return {name: value for name, value in told.items() if value}
 
@@ -176,32 +192,32 @@ def _metrics(verdict: Verdict) -> Iterator[tuple[str, float, int]]:
     values = [shown.value(row, verdict.limits) for row in verdict.rows]
     found = [math.inf if math.isnan(value) else value for value in values if value is not None]
     if found and judged:
-        yield f"summary/worst {shown.label}", max(found), 0
+        yield f"{shown.label}/worst", max(found), 0
     elif found:
         yield "summary/log10 worst rel_l2", _power(max(found)), 0
     if shown.limit is not None:
-        yield f"summary/limit {shown.label}", shown.limit, 0
+        yield f"{shown.label}/limit", shown.limit, 0
 
 
 def _worst_by_layer(verdict: Verdict, shown: Ordinate) -> Iterator[tuple[str, float, int]]:
-    """Yield of each layer's worst site what judges it, its noise floor, and the limit.
+    """Yield of each layer's worst site what judges it, the limit, and the floor of its output.
 
-    The name puts their charts before all others of the run.
+    The name puts their charts before all others of the run. The floor is that of one site: of the
+    worst ones it would leap from layer to layer.
     """
-    worst: dict[int, tuple[float, Row]] = {}
+    worst: dict[int, float] = {}
     for row in verdict.rows if shown.limit is not None else ():
         value, layer = shown.value(row, verdict.limits), row.site.layer
         if value is None or layer is None or row.site.phase != "prefill":
             continue
         value = math.inf if math.isnan(value) else value
-        if layer not in worst or value > worst[layer][0]:
-            worst[layer] = value, row
-    for layer, (value, row) in worst.items():
+        worst[layer] = max(value, worst.get(layer, -math.inf))
+        if not row.site.component and row.site.end == "out" and "floor_rel_l2" in row.metrics:
+            yield "by layer/log10 floor", _power(row.metrics["floor_rel_l2"]), layer
+    for layer, value in worst.items():
         yield f"by layer/{shown.label}", value, layer
         if shown.limit is not None:
             yield "by layer/limit", shown.limit, layer
-        if "floor_rel_l2" in row.metrics:
-            yield "by layer/log10 floor", _power(row.metrics["floor_rel_l2"]), layer
 
 
 def _by_layer(verdict: Verdict, shown: Ordinate) -> Iterator[tuple[str, float, int]]:

@@ -15,7 +15,7 @@ from layerparity.report.gauge import gauge_text
 from layerparity.report.headline import asked_counts, coverage_lines
 from layerparity.report.measures import limits_texts, present
 from layerparity.report.reasons import reason
-from layerparity.report.reproduce import reproduce, what_next
+from layerparity.report.reproduce import REMARK, reproduce, what_next
 from layerparity.report.stages import fold, stages
 from layerparity.report.table import BESIDE, JUDGED_BY, SHOWN, beside_cell, shown_cells
 from layerparity.report.time import time_table
@@ -23,6 +23,8 @@ from layerparity.report.weights import weight_rows
 
 _MOST_FAILURES = 20
 _MOST_ELEMENTS = 8
+_WIDEST = 90
+_ARGUMENT = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
 
 
@@ -149,7 +151,19 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _shell(lines: Sequence[str]) -> str:
-    return "\n".join(["```sh", *lines, "```"]) if lines else ""
+    return "\n".join(["```sh", *map(_broken, lines), "```"]) if lines else ""
+
+
+def _broken(line: str) -> str:
+    """Break a command where a shell reads on: MLflow's page is as wide as its longest line."""
+    if line.startswith(REMARK):
+        return line
+    rows = [""]
+    for word in _ARGUMENT.findall(line):
+        if rows[-1].strip() and len(rows[-1]) + len(word) > _WIDEST:
+            rows.append(" ")
+        rows[-1] += f" {word}" if rows[-1] else word
+    return " \\\n".join(rows)
 
 
 def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -103,6 +103,12 @@ class ActiveRun:
         """Set tags under our prefix; ``mlflow.note.content`` and its like keep their names."""
         self._send(self.id, tags=tags)
 
+    def rename(self, name: str) -> None:
+        """Give the run another name."""
+        with self.connection.user_errors():
+            self.connection.client.update_run(self.id, name=name)
+        self.name = name
+
     def log_input(self, name: str, digest: str, source: Mapping[str, object]) -> None:
         """Say what the run was fed, as the UI's column Dataset shows it: ``name (digest)``.
 
