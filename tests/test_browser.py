@@ -28,7 +28,7 @@ def test_charts_and_report_are_in_the_ui(cli: Callable[..., Ended], tmp_path: Pa
     golden = store.newest("golden")
     assert comparison is not None
     assert golden is not None
-    with serve(tracking, free_port()) as address, browser() as driver:
+    with serve(tracking, free_port()) as address, browser(height=2000) as driver:
 
         def page(run_url: str, tab: str) -> None:
             path, _, query = run_url.split("#", 1)[1].partition("?")

@@ -54,7 +54,8 @@ def test_markdown_names_the_first_divergence_and_the_layers() -> None:
     assert "The first site to fail is the MLP out of layer 3." in text
     assert "| layer 3 | ✕ fail | `layers.3.mlp:out` | max \\|Δ\\| 2.6 of 0.01 |  | 7 |" in text
     assert "| judged by |" in text
-    assert "python run.py job=compare golden=gggg3f9a27be1d4c06a5b8c7d6e5f40312 candidate=" in text
+    command = "python run.py job=compare golden=gggg3f9a27be1d4c06a5b8c7d6e5f40312 candidate="
+    assert command in text.replace(" \\\n ", "")
     assert "| layers 0–30 | ✓ pass |" in markdown_of(sample(62, "layers.31.mlp:out"))
 
 
