@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Ended
+from conftest import ROOT, SMALL, Ended
 
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
@@ -169,7 +169,7 @@ MAIN = ROOT / ".venv" / "bin" / "python"
 def test_a_golden_of_another_torch_judges_this_one(cli: Cli, tmp_path: Path) -> None:
     """One store, two environments: the golden is made by the torch that torch_xla loads with."""
     folder = f"tracking.folder={tmp_path / 'shared'}"
-    words = ("backend=gpu", "device_map=cpu", *SCOPE, "inputs=prompt", "name=golden", folder)
+    words = ("backend=gpu", "device_map=cpu", SMALL, *SCOPE, "inputs=prompt", "name=golden", folder)
     ended = subprocess.run(
         [MAIN, ROOT / "run.py", *words],
         cwd=tmp_path,
