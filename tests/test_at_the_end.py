@@ -293,7 +293,7 @@ def test_a_comparison_has_the_numbers_of_what_was_stored(store: Store) -> None:
     assert not set(rows["lm_head:out@decode.1"].metrics) & set(END_RATIOS), "of one token"
 
 
-HEAD = "logits of lm_head alone, which the golden fed"
+HEAD = "logits of lm_head alone, fed the same on both sides"
 
 
 def test_they_are_in_the_report_and_in_mlflow(store: Store) -> None:

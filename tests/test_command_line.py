@@ -45,7 +45,8 @@ def test_any_login_is_refused_in_a_sweep_which_hydra_would_keep() -> None:
         ("job=delete", r"There is no job 'delete'\. Did you mean 'gc'\?"),
         ("+trust_remote_code=true", "code that comes with a checkpoint is never run"),
         ("there prompt.text=hi,", """is quoted: 'prompt.text="hi, there"'"""),
-        ("run name=my", """'run' is not key=value.*quoted: 'name="my run"'"""),
+        ("run name=my", """Did you mean job=run\\? A text with.*quoted: 'name="my run"'"""),
+        ("compare backend=gpu", r"Did you mean job=compare\?$"),
         ("job.x=" + "[" * 60, "give a shorter number, or a list with fewer levels"),
     ],
 )

@@ -137,6 +137,7 @@ def test_a_status_that_no_run_has_is_refused(cli: Cli, home: Home) -> None:
 def test_listing_makes_no_store(cli: Cli, tmp_path: Path) -> None:
     shown = cli("job=runs", "tracking.folder=mistyped")
     assert shown.exit == 0 and f"There is no store of runs in {tmp_path / 'mistyped'}" in shown.out
+    assert json.loads(cli("job=runs", "tracking.folder=mistyped", "--json").out) == []
     assert not (tmp_path / "mistyped").exists()
 
 

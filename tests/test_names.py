@@ -69,6 +69,10 @@ def test_three_ports_are_three_names_and_a_sweep_says_what_it_is(
     assert "A sweep of 2 parts" in note
     assert f"Compared: [FAIL at layers.1.self\\_attn:out]({verdict.url})" in note
     assert "\npython run.py -m backend=gpu device_map=cpu scope=single layer=0,1 kind" in note
+    # A name that was given stays, whatever it is like.
+    named = "name=sweep of mine"
+    assert cli("-m", *here, *parts, *fault, named).exit == 0
+    assert "sweep of mine" in [each.name for each in store.runs(kind="sweep")]
     listed = cli("job=runs").out
     assert f"  {stem.format('single-0')}" in listed and "fault-qk_norm_per_head" in listed
     # The port is in the name, and so not told a second time.

@@ -122,7 +122,9 @@ def test_the_worst_decode_step_is_that_of_least_agreement_and_largest_divergence
     ]
     verdict = judged(rows)
     prefill, steps = end_lines(verdict)
-    assert "lm_head alone, which the golden fed, in the prefill" in prefill and "90 %" in prefill
+    assert (
+        "lm_head alone, fed the same on both sides, in the prefill" in prefill and "90 %" in prefill
+    )
     assert "worst of 2 decode steps" in steps and "25 %" in steps and "0.03" in steps
     _, lines = end_table(verdict, every=False)
     assert [line[0] for line in lines] == ["prefill", "worst of 2 decode steps"]
@@ -133,6 +135,6 @@ def test_the_worst_decode_step_is_that_of_least_agreement_and_largest_divergence
     assert end_lines(chained)[0].startswith("logits of the prefill: ")
     elsewhere = Row(Site.parse("layers.3:out"), Kind.REAL, Outcome.FAIL)
     wrong = judged([*rows, elsewhere])
-    assert end_lines(wrong) == [], "a head that the golden fed knows nothing of block 3"
+    assert end_lines(wrong) == [], "a head by itself knows nothing of block 3"
     its = judged([replace(each, outcome=Outcome.FAIL) for each in rows])
     assert len(end_lines(its)) == 2

@@ -136,7 +136,7 @@ def check_overrides(
     parser = OverridesParser.create()
     for argument in overrides:
         if "=" not in argument and not argument.startswith("~"):
-            hint = _rest_of_text(overrides) or _bare_word(argument)
+            hint = _bare_word(argument, _rest_of_text(overrides))
             raise UserError(f"'{argument}' is not key=value.{hint}")
         try:
             if _depth(argument) > _DEEPEST:
@@ -383,16 +383,13 @@ def _rest_of_text(overrides: Sequence[str]) -> str:
     return f" A text with spaces is quoted: {quoted(' '.join([*spoken, *rest]))}"
 
 
-def _bare_word(word: str) -> str:
-    """Return what a word without a value may have been meant to be."""
+def _bare_word(word: str, rest: str) -> str:
+    """Return what a word without a value may have been meant to be, or the ``rest`` of a text."""
     if word in (*help_text.GROUPS, "job", "experiment"):
-        return f" Write {word}= and one of: {', '.join(help_text.options(word))}."
-    jobs = help_text.options("job")
-    if word in jobs:
-        return f" Did you mean job={word}?"
-    for group in help_text.GROUPS:
+        return f" Write {word}= and one of: {', '.join(help_text.options(word))}.{rest}"
+    for group in ("job", *help_text.GROUPS):
         if word in help_text.options(group):
-            return f" Did you mean {group}={word}?"
+            return f" Did you mean {group}={word}?{rest}"
     if word in config.every_key():
-        return f" Write {word}= and its value."
-    return nearest(word, config.every_key()) or " --help lists the keys."
+        return f" Write {word}= and its value.{rest}"
+    return rest or nearest(word, config.every_key()) or " --help lists the keys."

@@ -47,7 +47,7 @@ layerparity: layer-by-layer numerical parity between two machines running one la
 """
 _ENDING = """\
 Exit status: 0 parity or success, 1 the comparison failed, 2 a mistake in the command or a missing
-device, 3 an internal error, 4 inconclusive, 5 job=doctor found a problem of this machine.
+device, 3 an internal error, 4 inconclusive, 5 job=doctor or job=plan: this machine lacks something.
 --quiet prints errors alone; --json prints a comparison's verdict alone, or the list of job=runs.
 python run.py job=NAME --help shows that job's keys, and what each does.
 --cfg job shows the composed configuration; eval "$(python run.py -sc install=bash)" installs

@@ -55,6 +55,7 @@ def run(config: Config) -> Exit:
     if place.name == EMBEDDED and not (place.root / FILE_NAME).exists():
         # Opening would make one, where a path was mistyped.
         console.say(f"There is no store of runs in {place.root}; tracking.folder= names another.")
+        console.records.append("[]")
         return Exit.OK
     store = open_store(place)
     found = store.filtered(clauses, job.filter, job.limit + 1)

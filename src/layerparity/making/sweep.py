@@ -47,7 +47,9 @@ _OWN_LAUNCHER = "BasicLauncher"
 _SHARED_TAGS = {name: name for name in ("backend", "device", "model", "dtype", "port", "feed")}
 _SHARED_TAGS |= {"holds": "kind", "golden": "inputs_from"}
 # What a sweep is called until its parts say what they are.
-_UNNAMED = "sweep "
+_UNNAMED = "sweep {}"
+# Letters of a name.
+_LONGEST = 200
 _open: list[tuple[Store, ActiveRun, list[str]]] = []
 
 
@@ -115,8 +117,8 @@ class SweepParent(Callback):
             from layerparity.tracking.opening import open_store
 
             store = open_store(config.tracking)
-            name = config.get("name") or _UNNAMED + " ".join(overrides)
-            parent = store.begin(redacted(name)[:200], "sweep", {}, {"overrides": overrides})
+            name = config.get("name") or _UNNAMED.format(" ".join(overrides))
+            parent = store.begin(redacted(name)[:_LONGEST], "sweep", {}, {"overrides": overrides})
             os.environ[PARENT_VARIABLE] = parent.id
             os.environ[PARTS_VARIABLE] = f"{len(parts)} {time.time()}"
             console.say(f"{parent.name}  {parent.id}\n{parent.url}")
@@ -252,7 +254,8 @@ def close_parent(
     parent.set_tags({**told, "description": description, "mlflow.note.content": description})
     if children:
         parent.share_input(children[0].id)
-    if parent.name.startswith(_UNNAMED) and (name := _name_of(children)):
+    unnamed = redacted(_UNNAMED.format(" ".join(shared)))[:_LONGEST]
+    if parent.name == unnamed and (name := _name_of(children)):
         parent.rename(name)
     endings = {child.status for child in children}
     stopped = stop_behind(error) is not None or "KILLED" in endings

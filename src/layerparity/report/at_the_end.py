@@ -26,7 +26,7 @@ def end_rows(verdict: Verdict) -> list[Row]:
 def end_lines(verdict: Verdict) -> list[str]:
     """Return the numbers of the prefill's logits, and the worst of the decode steps, as lines.
 
-    Of a head that was fed by the golden they say nothing about what fails elsewhere: then none.
+    Of a head that is judged by itself they say nothing about what fails elsewhere: then none.
     """
     rows, alone = end_rows(verdict), head_alone(verdict)
     if alone and verdict.outcome is Outcome.FAIL and all(r.outcome is Outcome.PASS for r in rows):
@@ -37,8 +37,8 @@ def end_lines(verdict: Verdict) -> list[str]:
 
 
 def head_alone(verdict: Verdict) -> str:
-    """Return what to call a head that the golden fed; empty where the blocks before it did."""
-    return "lm_head alone, which the golden fed" if verdict.feed == "isolated" else ""
+    """Return what to call a head that is judged by itself; empty where blocks before it fed it."""
+    return "lm_head alone, fed the same on both sides" if verdict.feed == "isolated" else ""
 
 
 def _line(name: str, rows: list[Row], alone: str) -> str:
