@@ -20,7 +20,7 @@ WORKERS ?= 3
 export PYTHONDONTWRITEBYTECODE :=
 COMPILED := torch, torch.export, transformers.modeling_utils, mlflow.store.tracking.sqlalchemy_store
 
-.PHONY: help demo test test-native fuzz test-faults mutants check lint type house format ui screenshots constraints clean
+.PHONY: help demo docs test test-native fuzz test-faults mutants check lint type house format ui screenshots constraints clean
 
 # The first target is what a bare "make" does.
 demo: .venv/ready
@@ -34,6 +34,7 @@ help:
 	@echo "make test          set up what tests need, and run them"
 	@echo "make test-native   the native Neuron runtime's tests, with a newer torch"
 	@echo "make check         layout, rules, types, and the tests that a small change can reach"
+	@echo "make docs          build the site of docs/ into build/site"
 	@echo "make lint type     what a commit must pass besides;  make format mends the layout"
 	@echo "make clean         remove the environments"
 	@echo "python run.py --help lists jobs and keys."
@@ -87,8 +88,17 @@ format: .venv/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The site of docs/, in build/site, with the report of each bug of the gallery. (mkdocs-material's
+# news of its successor is silenced: it reads the same mkdocs.yml, and has no mike to install yet.)
+docs: .venv/docs
+	@mkdir -p build
+	$(BIN)/python tools/gallery.py > build/gallery.log
+	$(BIN)/python tools/docs_site.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html"
+
 screenshots: .venv/ready
-	$(BIN)/python docs/screenshots.py
+	$(BIN)/python tools/screenshots.py
 
 .venv/ready: pyproject.toml constraints.txt overrides.txt
 	@echo "The interpreter is $(FOUND)."
@@ -102,6 +112,10 @@ screenshots: .venv/ready
 	$(BIN)/python -m compileall -q src
 	touch $@
 
+.venv/docs: .venv/ready
+	$(UV) pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 .venv-native/ready: pyproject.toml constraints.txt
 	$(FOUND) -m venv .venv-native
 	.venv-native/bin/python -m pip install --quiet --disable-pip-version-check \
@@ -112,10 +126,10 @@ screenshots: .venv/ready
 # what is AWS's own.
 constraints:
 	$(UV) pip compile --quiet --upgrade --no-emit-index-url --no-annotate --no-header \
-		$(patsubst %,--extra %,xla joblib slurm team dev) --overrides overrides.txt pyproject.toml --output-file constraints.new
+		$(patsubst %,--extra %,xla joblib slurm team docs dev) --overrides overrides.txt pyproject.toml --output-file constraints.new
 	grep -vE '^(torch|torch-xla|triton|nvidia-.*|cuda-.*)==' constraints.new > constraints.txt
 	$(BIN)/python -m pip freeze | grep '^uv==' >> constraints.txt
 	rm constraints.new
 
 clean:
-	rm -rf .venv .venv-native .mypy_cache .ruff_cache
+	rm -rf .venv .venv-native build .mypy_cache .ruff_cache

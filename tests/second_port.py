@@ -1,9 +1,9 @@
 """A port that shares no code with port=hf: MiniMax-M2, and a dense Llama, in plain torch.
 
-It is written by docs/ports.md alone. Attention, rotary embedding, norm, router, experts and cache
-are its own, it reads the safetensors by itself, and it shows every canonical site in the prefill
-and in decode steps. ``mistake`` plants one of `MISTAKES`; with ``machine`` it says that it computes
-there.
+It is written by docs/how-to/ports.md alone. Attention, rotary embedding, norm, router, experts and
+cache are its own, it reads the safetensors by itself, and it shows every canonical site in the
+prefill and in decode steps. ``mistake`` plants one of `MISTAKES`; with ``machine`` it says that it
+computes there.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Team:
 
     def start_mlflow(self, **environment: str) -> None:
         """Start the tracking server, with these variables in place of its own."""
-        # As docs/tracking.md has it: without the driver's name it goes by SQLAlchemy's version.
+        # As docs/how-to/tracking.md has it: without the driver's name it is SQLAlchemy's choice.
         store = self.database.replace("postgresql:", "postgresql+psycopg:")
         words = ["--backend-store-uri", store, "--artifacts-destination", f"s3://{BUCKET}"]
         words += ["--host", "127.0.0.1", "--port", str(self.ports["mlflow"]), "--workers", "1"]

@@ -768,5 +768,5 @@ def test_the_command_says_keeps_and_ends(cli: Callable[..., Ended], tmp_path: Pa
 
 
 def test_the_page_has_every_kind_of_finding() -> None:
-    page = (ROOT / "docs/audit.md").read_text()
+    page = (ROOT / "docs/how-to/audit.md").read_text()
     assert [what for what in CURES if f"`{what}`" not in page] == []

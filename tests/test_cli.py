@@ -77,26 +77,46 @@ def test_completion_offers_choices_and_imports_nothing_heavy(tmp_path: Path) -> 
     assert "backend=neuron" in output
 
 
-def test_help_has_a_line_for_every_choice() -> None:
+def test_help_has_every_choice_on_two_screens() -> None:
     text = help_text.text()
-    for group in GROUPS:
+    lines = text.splitlines()
+    assert len(lines) <= 110 and max(map(len, lines)) <= 120
+    for group in (*help_text.GROUPS, "job", "experiment"):
         options = help_text.options(group)
         assert options, group
+        whole = text if group in ("job", "experiment") else help_text.answer([f"{group}=", "-h"])
         for name, line in options.items():
             assert line, f"{group}/{name} has no first line"
-            assert f"{name} " in text
-            assert line in text
+            assert re.search(rf"\b{name}\b", text) or name == "sequence", f"{group}={name}"
+            assert " ".join(line.split()) in " ".join(whole.split()) or name == "sequence"
 
 
-def test_help_says_what_dotted_keys_do_and_their_defaults() -> None:
+def test_every_job_stands_under_one_heading_but_the_one_that_experiments_use() -> None:
+    named = [name for names in help_text.headings().values() for name in names]
+    assert len(named) == len({*named})
+    assert {*help_text.options("job")} - {*named} == {"sequence"}
+    said = [line for line in help_text.text().splitlines() if line.endswith("(job=)")]
+    assert said == [f"{name.capitalize()} (job=)" for name in help_text.headings()]
+
+
+def test_every_key_is_in_the_help_of_a_job_or_a_group() -> None:
+    told = "".join(help_text.answer([f"job={name}"]) for name in help_text.options("job"))
+    of_group = {group: help_text.answer([f"{group}=", "--help"]) for group in help_text.GROUPS}
     keys = {key for key in config.every_key() if "." in key}
-    text = help_text.text()
     named = {key for key in keys if key.endswith((".name", "scope.kind", "device_map.strategy"))}
-    assert [key for key in sorted(keys - named) if f" {key}=" not in text] == []
-    assert re.search(r"^  job\.margin=1\.5 +job=calibrate: factor", text, re.M)
-    assert re.search(r"^  backend\.compile=false\|lazy +backend=gpu,neuron: ", text, re.M)
-    assert re.search(r"^  tracking\.folder=mlruns +where runs are kept", text, re.M)
-    assert re.search(r" tolerance\.error_ratio=2$", text, re.M)
+    every = told + "".join(of_group.values())
+    assert [key for key in sorted(keys - named) if f"  {key}=" not in every] == []
+    assert re.search(r"^  job\.margin=1\.5 +factor", told, re.M)
+    assert re.search(
+        r"^  backend\.compile=false\|lazy +backend=gpu,neuron: ", of_group["backend"], re.M
+    )
+    assert re.search(r"^  tracking\.folder=mlruns +where runs are kept", of_group["tracking"], re.M)
+    assert re.search(r"^  tolerance\.error_ratio=2 +tolerance=cal", of_group["tolerance"], re.M)
+    assert of_group["scope"].startswith("scope=: how much of it\n  full ")
+    # As a word of its own, or as it stands in a command; of several, the whole.
+    for words in (["tolerance", "--help"], ["tolerance=fixed", "-h"]):
+        assert help_text.answer(words) == of_group["tolerance"]
+    assert help_text.answer(["backend=gpu", "scope=full", "--help"]) == help_text.text()
 
 
 def test_a_jobs_own_help_has_its_keys_and_no_others() -> None:

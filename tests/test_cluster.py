@@ -189,13 +189,13 @@ def seen(folder: Path, *words: str, **environment: str) -> list[dict[str, Any]]:
 
 def test_each_process_beside_others_is_shown_a_gpu_of_its_own(tmp_path):
     words = ["dtype=float32,bfloat16", "capture=default,components", "device_map=stream"]
-    words += ["hydra/launcher=workers"]
+    words += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     parts = seen(tmp_path, *words, CUDA_VISIBLE_DEVICES="6,4,5")
     assert {part["CUDA_VISIBLE_DEVICES"] for part in parts} == {"6", "4"}, "four parts, two workers"
 
 
 def test_a_part_waits_for_the_gpu_that_another_one_holds(tmp_path):
-    words = ["dtype=float32,bfloat16", "device_map=stream", "hydra/launcher=processes"]
+    words = ["dtype=float32,bfloat16", "device_map=stream", "hydra/launcher=submitit_local"]
     parts = seen(tmp_path, *words, CUDA_VISIBLE_DEVICES="7", ALONE="yes")
     assert [part["CUDA_VISIBLE_DEVICES"] for part in parts] == ["7", "7"]
 
@@ -203,7 +203,7 @@ def test_a_part_waits_for_the_gpu_that_another_one_holds(tmp_path):
 def test_each_process_beside_others_is_shown_cores_of_its_own(tmp_path):
     """XLA:CPU, not Neuron: the variable is what a Neuron runtime would read."""
     words = ["backend=neuron", "tp_degree=2", "dtype=float32,bfloat16"]
-    words += ["hydra/launcher=processes"]
+    words += ["hydra/launcher=submitit_local"]
     parts = seen(tmp_path, *words, NEURON_RT_VISIBLE_CORES="2-6")
     assert {part["NEURON_RT_VISIBLE_CORES"] for part in parts} == {"2,3", "4,5"}
 
@@ -222,8 +222,6 @@ def without(package: str, monkeypatch) -> None:
         ("submitit_local", "hydra_submitit_launcher", "slurm"),
         ("submitit_slurm", "hydra_submitit_launcher", "slurm"),
         ("slurm", "hydra_submitit_launcher", "slurm"),
-        ("processes", "hydra_submitit_launcher", "slurm"),
-        ("workers", "hydra_joblib_launcher", "joblib"),
     ],
 )
 def test_a_launcher_that_is_not_installed_costs_one_line(
@@ -247,7 +245,7 @@ def test_slurm_without_its_commands_costs_one_line(cli, tmp_path, monkeypatch):
     ended = cli("-m", *PARTS, "layer=0,1", "hydra/launcher=submitit_slurm")
     assert (ended.exit, ended.out) == (2, "")
     (line,) = ended.err.splitlines()
-    assert "Slurm's srun, not found on PATH" in line and "hydra/launcher=processes" in line
+    assert "Slurm's srun, not found on PATH" in line and "hydra/launcher=submitit_local" in line
     assert not (tmp_path / "mlruns").exists()
 
 

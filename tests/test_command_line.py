@@ -40,7 +40,7 @@ def test_any_login_is_refused_in_a_sweep_which_hydra_would_keep() -> None:
         ("device_map=cuda:x", "There is no device_map 'cuda:x'"),
         ("+scope=full", "adds to what has one option already"),
         ("+layre=3", r"There is no key 'layre'\. Did you mean 'layer'"),
-        ("+seed=3", r"There is no key 'seed'\. Did you mean 'inputs\.seed' or 'port\.seed'\?"),
+        ("+seed=3", r"There is no key 'seed'\. Did you mean 'inputs\.seed'\?"),
         ("job=list", r"There is no job 'list'\. Did you mean 'runs'\?"),
         ("job=delete", r"There is no job 'delete'\. Did you mean 'gc'\?"),
         ("+trust_remote_code=true", "code that comes with a checkpoint is never run"),

@@ -211,7 +211,8 @@ GOOD = """
 `src/layerparity/jobs/NAME.py` `judge/conclude.py` `backends/NAME/` `backends/known/` `tensors/`
 `machine.probe.ask` `ports.base.Port` `layerparity.porting` `layerparity.inputs_from`
 `manifest.json` `Makefile` `tracking.folder` `backend=gpu` `torch.float32` `summary/read MB`
-`Verdict` `PairSums` `METRICS` `NAME` `judge(evidence)` `run(config) -> Exit` `python docs/curve.py`
+`Verdict` `PairSums` `METRICS` `NAME` `judge(evidence)` `run(config) -> Exit`
+`python tools/curve.py`
 """
 WRONG = (
     "src/layerparity/causes/NAME.py",

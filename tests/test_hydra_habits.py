@@ -36,13 +36,13 @@ def own(tmp_path: Path) -> Path:
 
 def rows_of_features() -> list[tuple[str, str]]:
     """Return command and answer of each row of the table of Hydra's features."""
-    page = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/experiments.md").read_text(encoding="utf-8")
     table = page.partition("## Hydra's features")[2].partition("\n## ")[0]
     return re.findall(r"^\|.*?\| `(.*?)` \| `(.*?)` \|$", table, re.MULTILINE)
 
 
 def test_the_table_of_features_is_read_whole() -> None:
-    page = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/experiments.md").read_text(encoding="utf-8")
     table = page.partition("## Hydra's features")[2].partition("\n## ")[0]
     assert len(rows_of_features()) == table.count("\n|") - 2 >= 20
 

@@ -15,7 +15,7 @@ from conftest import ROOT
 from nbclient import NotebookClient
 from pages import blocks
 
-NOTEBOOK, PAGE = ROOT / "docs" / "python.ipynb", ROOT / "docs" / "python.md"
+NOTEBOOK, PAGE = ROOT / "docs/how-to/python.ipynb", ROOT / "docs/how-to/python.md"
 # What a machine or a person would leave in a notebook that was saved after it ran.
 LEFT = re.compile(r"/(home|root|Users|tmp|work)/|\b[0-9a-f]{32}\b")
 

@@ -32,7 +32,7 @@ def own_port(
     """Return a function that writes the docs' example with something of it replaced."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    page = (ROOT / "docs/ports.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/ports.md").read_text(encoding="utf-8")
     files = dict(re.findall(r"<!-- file: (my_\w+).py -->\n```python\n(.*?)```", page, re.DOTALL))
 
     def write(old: str = "", new: str = "") -> None:

@@ -257,6 +257,11 @@ def test_a_comparison_is_a_frame_and_a_verdict(pair: tuple[Path, Path]) -> None:
     assert (wrong.site, wrong.layer) == ("layers.1.mlp:out", 1)
     assert wrong.max_abs_diff == pytest.approx(0.5, rel=1e-5)
     assert rows[rows.site == "norm:out"]["layer"].isna().all()
+    golden = layerparity.open_run(pair[0])
+    assert golden.tensor(judged.where).shape
+    # A verdict may name a module: its tensors are what can be asked for.
+    with pytest.raises(layerparity.UserError, match=r"module, whose tensors here are .*1\.mlp:out"):
+        golden.tensor("layers.1.mlp")
 
 
 def test_what_a_notebook_shows_is_whole_and_escaped(pair: tuple[Path, Path]) -> None:

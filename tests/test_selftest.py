@@ -170,7 +170,7 @@ def cells_of(path: str, first: str) -> list[list[str]]:
 
 
 def test_the_readme_has_the_sums_of_the_self_test() -> None:
-    whole = cells_of("docs/selftest.md", "fault")
+    whole = cells_of("docs/developers/selftest.md", "fault")
     assert len(whole) > 16
     named, late, elsewhere, missed = (sum(int(row[n]) for row in whole) for n in range(2, 6))
     planted = named + late + elsewhere + missed
@@ -179,14 +179,14 @@ def test_the_readme_has_the_sums_of_the_self_test() -> None:
     assert f"plants {len(whole)} known bugs" in (ROOT / "README.md").read_text(encoding="utf-8")
     ((variants, alarms, bound),) = cells_of("README.md", "clean variants")
     assert bound == f"{100 * upper_bound(int(alarms), int(variants)):.2f} %"
-    page = " ".join((ROOT / "docs/selftest.md").read_text(encoding="utf-8").split())
+    page = " ".join((ROOT / "docs/developers/selftest.md").read_text(encoding="utf-8").split())
     assert f"on {variants} bounds the rate at {bound} with 95 % confidence" in page
 
 
 def test_the_curve_is_what_its_script_draws_from_the_table(tmp_path: Path) -> None:
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location("curve", ROOT / "docs/curve.py")
+    spec = importlib.util.spec_from_file_location("curve", ROOT / "tools/curve.py")
     assert spec is not None
     assert spec.loader is not None
     curve = importlib.util.module_from_spec(spec)

@@ -46,11 +46,16 @@ BENCHMARKS = {
 # Of each tool, the file of tests that runs it, and how it stands there.
 TOOLS = {
     "check": ("test_check.py", "check.main("),
+    "curve": ("test_selftest.py", '"tools/curve.py"'),
+    "docs_site": ("test_docs_site.py", "site.main("),
     "families": ("test_families_table.py", '"families.py"'),
     "faults": ("test_make_faults.py", '"faults.py"'),
+    "gallery": ("test_docs_site.py", "gallery.main("),
     "fuzz": ("test_fuzz.py", '"fuzz.py"'),
     "house": ("test_house.py", "house.main("),
     "mutants": ("test_mutants.py", "mutants.main("),
+    # It needs minutes and a browser; tests/test_browser.py opens the same pages.
+    "screenshots": ("test_browser.py", "charts"),
     "nxd_signatures": ("test_nxdi_sources.py", "nxd_signatures.main("),
     # Its cases need sources of NxDI, which are nobody's to ship; without them it has none.
     "nxdi_sources": ("test_nxdi_sources.py", '"nxdi_sources.py"'),

@@ -89,7 +89,7 @@ def test_a_sweep_and_its_comparison(team: Team, tmp_path: Path) -> None:
     shell = Shell(team, tmp_path, "swept")
     shell.run(*GOLDEN)
     words = ("-m", *ONE, "kind=candidate", "scope=single", "layer=range(0,3)")
-    out, _ = shell.run(*words, "hydra/launcher=workers", "name=by-layer")
+    out, _ = shell.run(*words, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "name=by-layer")
     assert "3 of 3 parts finished" in out
     (parent,) = shell.store.runs(kind="sweep")
     children = shell.store.children(parent.id)

@@ -1,4 +1,4 @@
-"""A browser, narrow or wide, light or dark, finds in MLflow's pages what docs/tracking.md says."""
+"""A browser, narrow or wide, light or dark, finds in MLflow's pages what tracking.md says."""
 
 from __future__ import annotations
 

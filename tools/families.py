@@ -1,9 +1,9 @@
-"""Run a small random model of every family in each way; print the table of docs/families.md.
+"""Run a small random model of every family in each way; print the table of the families.
 
 python tools/families.py [--family llama,gpt2,...] [--write]
 
 Each line is a family: yes where a way works, no where it does not, with the reason. ``--write``
-puts the lines into docs/families.md, in place of what it says of these families.
+puts the lines into docs/reference/families.md, in place of what it says of these families.
 """
 
 from __future__ import annotations

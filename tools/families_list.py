@@ -1,4 +1,4 @@
-"""The families of the table in docs/families.md, and the sizes of their small models.
+"""The families of the table in docs/reference/families.md, and the sizes of their small models.
 
 The choice: the text models of transformers that people port and serve today, one `model_type` for
 each way that a block is built. Fine-tunes, renamed copies of another family's blocks, encoders and

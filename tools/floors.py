@@ -1,4 +1,4 @@
-"""Floors: the table in docs/architecture.md says what may import what; imports go strictly down."""
+"""Floors: imports go strictly down, by the table in docs/developers/architecture.md."""
 
 from __future__ import annotations
 

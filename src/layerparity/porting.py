@@ -2,7 +2,7 @@
 
 `Port` runs in the command's own process, and so does `HfPort`, transformers' modules, to derive
 from; `RanksPort` drives one `RankSide` a rank in processes of their own. These names stay where
-they are; the modules behind them may move. See docs/ports.md.
+they are; the modules behind them may move. See docs/how-to/ports.md.
 """
 
 from layerparity.anatomy.family import Family, Tap

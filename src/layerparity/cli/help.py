@@ -1,8 +1,12 @@
-"""The help text: a line for each option, from its YAML's first line, and each key's own help."""
+"""The help text: what is there, and of each job and group its own options and keys.
+
+A job's heading and each option's line come from its YAML's first comments, a key's from its schema.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,17 +21,23 @@ from layerparity.settings.config import NAMED_BY, Config, plugin_schemas
 from layerparity.settings.key import Key, keys_of
 from layerparity.settings.search_path import experiment_folders
 
-GROUPS = (
-    "backend",
-    "scope",
-    "device_map",
-    "model",
-    "inputs",
-    "port",
-    "capture",
-    "tolerance",
-    "tracking",
-)
+# Each group with what it chooses.
+GROUPS = {
+    "backend": "what runs the model",
+    "scope": "how much of it",
+    "device_map": "where its weights are",
+    "model": "which model; a folder and ORGANISATION/NAME as well",
+    "inputs": "what it is fed",
+    "port": "whose code computes",
+    "capture": "what is stored",
+    "tolerance": "what a comparison lets pass",
+    "tracking": "where runs are kept",
+}
+# Jobs stand under the one that their YAML names; one that names none is not for typing.
+_HEADINGS = ("make", "judge", "look closer", "store", "prepare")
+_HEADING = "# heading: "
+_COLUMNS = 120
+# A key and its default stand in a column of this width, where they are no wider.
 _WIDEST = 34
 # The job of a command that names none.
 _USUAL = "run"
@@ -49,48 +59,85 @@ _ENDING = """\
 Exit status: 0 parity or success, 1 the comparison failed, 2 a mistake in the command or a missing
 device, 3 an internal error, 4 inconclusive, 5 job=doctor or job=plan: this machine lacks something.
 --quiet prints errors alone; --json prints a comparison's verdict alone, or the list of job=runs.
-python run.py job=NAME --help shows that job's keys, and what each does.
+python run.py job=NAME --help shows that job's keys; GROUP= --help, as backend= --help, a group's.
 --cfg job shows the composed configuration; eval "$(python run.py -sc install=bash)" installs
 completion (bash, zsh, fish); --hydra-help is Hydra's own help.
 """
 _ELSEWHERE = """\
-python run.py --help lists all groups, jobs and keys.
+python run.py --help lists all jobs and groups.
 """
 
 
 def text() -> str:
     """Return the whole help text."""
-    parts = [_USAGE, _section("Jobs (job=)", shipped("conf") / "job")]
-    for folder in experiment_folders():
-        parts.append(_section("Experiments (experiment=)", folder))
-    parts += [_section(f"{group}=", shipped("conf") / group) for group in GROUPS]
-    machine = ["On this machine"]
+    parts = [_USAGE]
+    jobs = options("job")
+    for heading, names in headings().items():
+        rows = {name: jobs[name] for name in names}
+        parts.append(_section(f"{heading.capitalize()} (job=)", rows, max(map(len, jobs))))
+    parts.append(_section("Experiments (experiment=)", options("experiment")))
+    lines = {name: f"{does}: {', '.join(options(name))}" for name, does in GROUPS.items()}
+    parts.append(_section("Groups (GROUP=OPTION)", lines))
+    machine = {}
     for name in registry.names(KNOWN):
         fit = affinity_of(name)
         how = ("cannot run", "stands in", "fits")[fit.score]
-        machine.append(f"  {name:<8}{how:<11}{fit.device}: {fit.reason}")
-    return _as_called("\n".join([*parts, *machine, "", _keys(), _ENDING]))
+        machine[name] = f"{how:<11}{fit.device}: {fit.reason}"
+    parts.append(_section("On this machine", machine))
+    return _as_called("\n".join([*parts, _keys(), _ENDING]))
+
+
+def headings() -> dict[str, list[str]]:
+    """Return the names of the jobs under each heading, in the order of a user's day."""
+    under: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
+    for file in sorted((shipped("conf") / "job").glob("*.yaml")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if line.startswith(_HEADING):
+                under[line.removeprefix(_HEADING)].append(file.stem)
+    return under
 
 
 def answer(arguments: Sequence[str]) -> str:
-    """Return the help of the job that a command names, the whole text where it names none."""
+    """Return the help of the job that a command names, or the one group; else the whole text."""
     jobs = options("job")
     chosen = [word.removeprefix("job=") for word in arguments if word.startswith("job=")]
-    if len(chosen) != 1 or chosen[0] not in jobs:
-        return text()
-    (job,) = chosen
-    name = "" if job == _USUAL else f"job={job} "
-    lines = [f"job={job}: {jobs[job]}", ""]
-    lines += [f"  python run.py {name}[group=option ...] [key=value ...]", ""]
+    if len(chosen) == 1 and chosen[0] in jobs:
+        (job,) = chosen
+        name = "" if job == _USUAL else f"job={job} "
+        lines = [f"job={job}: {jobs[job]}", ""]
+        lines += [f"  python run.py {name}[group=option ...] [key=value ...]", ""]
+        return _told(lines, keys_of_job(job))
+    named = [word.partition("=")[0] for word in arguments]
+    groups = [word for word in named if word in GROUPS]
+    if len(groups) == 1 and not chosen:
+        (group,) = groups
+        lines = [_section(f"{group}=: {GROUPS[group]}", options(group))]
+        return _told(lines, keys_of_group(group))
+    return text()
+
+
+def _told(lines: Sequence[str], keys: Mapping[str, str]) -> str:
+    """Return lines, then keys with what they do, and where the rest is."""
+    rows = ["Its keys and their defaults", *_rows(keys), ""] if keys else []
+    return _as_called("\n".join([*lines, *rows, _ELSEWHERE]))
+
+
+def keys_of_job(job: str) -> dict[str, str]:
+    """Return what each key that a job reads does, by ``key=default``: its own, and a run's."""
     reads = getattr(registry.load("jobs", job), "READS", None)
     keys = [key for key in keys_of(Config) if _reads(job, reads, key)]
     for group, option, settings in plugin_schemas():
         keys += keys_of(settings, "job.") if (group, option) == ("job", job) else []
-    # A key without words names an option; where runs are kept is said in the whole text.
+    # A key without words names an option; where runs are kept is said in its group's help.
     told = [key for key in keys if key.help and not key.path.startswith("tracking.")]
-    rows = {f"{key.path}={_plain(key.default)}": key.help for key in told}
-    lines += ["Its keys and their defaults", *_rows(rows), ""] if rows else []
-    return _as_called("\n".join([*lines, _ELSEWHERE]))
+    # Its own first, those of every run next, those of what a run is asked last.
+    told.sort(key=lambda key: (not key.path.startswith("job."), "." in key.path))
+    return {f"{key.path}={_plain(key.default)}": key.help for key in told}
+
+
+def keys_of_group(group: str) -> dict[str, str]:
+    """Return what each key of a group does, by ``key=default``, in alphabetical order."""
+    return {words: does for words, does in dotted_keys().items() if words.startswith(f"{group}.")}
 
 
 def _reads(job: str, reads: Sequence[str] | None, key: Key) -> bool:
@@ -105,10 +152,21 @@ def _as_called(words: str) -> str:
     return words.replace("python run.py", program())
 
 
-def _rows(rows: Mapping[str, str]) -> list[str]:
-    """Return a line for each ``key=default``, with what it does in a column of its own."""
-    width = min(max(map(len, rows)), _WIDEST)
-    return [f"  {words:<{width}}  {does}" for words, does in rows.items()]
+def _rows(rows: Mapping[str, str], least: int = 0) -> list[str]:
+    """Return a line or more for each name, with what it does in a column of its own."""
+    width = min(max((least, *map(len, rows))), _WIDEST)
+    lines = []
+    for name, does in rows.items():
+        wide = max(width, len(name))
+        behind = " " * (width + 4)
+        lines += textwrap.wrap(
+            f"  {name:<{wide}}  {does}",
+            _COLUMNS,
+            subsequent_indent=behind,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
 
 
 def options(group: str, given: Sequence[Path] = ()) -> dict[str, str]:
@@ -131,11 +189,8 @@ def describe(file: Path) -> str:
     return ""
 
 
-def _section(title: str, folder: Path) -> str:
-    files = sorted(folder.glob("*.yaml"))
-    width = max((len(file.stem) for file in files), default=0)
-    lines = [f"  {file.stem:<{width}}  {describe(file)}" for file in files]
-    return "\n".join([title, *lines]) + "\n"
+def _section(title: str, rows: Mapping[str, str], least: int = 0) -> str:
+    return "\n".join([title, *_rows(rows, least)]) + "\n"
 
 
 def _keys() -> str:
@@ -146,11 +201,8 @@ def _keys() -> str:
             continue
         default = getattr(item.default, "value", item.default)
         shown.append(f"{item.name}={'null' if default is None else str(default).lower()}")
-    dotted = dotted_keys()
-    limits = [words for words in dotted if words.startswith("tolerance.")]
-    explained = {words: does for words, does in dotted.items() if words not in limits}
-    parts = ["Keys and their defaults", *_filled(shown), *_rows(explained)]
-    return "\n".join([*parts, "  Limits of the tolerances:", *_filled(limits)]) + "\n"
+    title = "Keys and their defaults (job=run --help says what each does)"
+    return "\n".join([title, *_filled(shown)]) + "\n"
 
 
 def dotted_keys() -> dict[str, str]:
@@ -191,11 +243,13 @@ def _plain(value: Any) -> str:
 
 
 def _filled(words: Sequence[str]) -> list[str]:
-    """Return words in lines of at most 98 characters."""
-    lines, line = [], " "
-    for word in words:
-        if len(line) + len(word) > 98:
-            lines.append(line)
-            line = " "
-        line += f" {word}"
-    return [*lines, line]
+    """Return words in lines that are indented, and no wider than the rest."""
+    indent = "  "
+    return textwrap.wrap(
+        " ".join(words),
+        _COLUMNS,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -17,8 +17,8 @@ _INSTALLED_BY = {
     "submitit_local": ("hydra_submitit_launcher", "slurm"),
     "submitit_slurm": ("hydra_submitit_launcher", "slurm"),
 }
-# Our presets, and the launcher that each is of.
-PRESETS = {"slurm": "submitit_slurm", "processes": "submitit_local", "workers": "joblib"}
+# Our preset, and the launcher that it is of.
+PRESETS = {"slurm": "submitit_slurm"}
 _OF_SLURM = ("sbatch", "srun")
 
 
@@ -36,7 +36,7 @@ def check(name: str) -> None:
     if launcher == "submitit_slurm" and missing:
         raise UserError(
             f"{GROUP}={name} needs Slurm's {' and '.join(missing)}, not found on PATH",
-            "run it on a node that submits to Slurm, or take hydra/launcher=processes.",
+            "run it on a node that submits to Slurm, or take hydra/launcher=submitit_local.",
         )
     if launcher == "submitit_slurm" and not _accounts():
         console.note(

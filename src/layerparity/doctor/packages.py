@@ -67,7 +67,9 @@ def check_python(config: Config) -> Iterator[Result]:
         if NATIVE_PYTHONS[0] <= sys.version_info[:2] <= NATIVE_PYTHONS[1]:
             yield ok("python", f"{made_for}, of which none is tested here")
         else:
-            yield warning("python", made_for, f"use Python {first}, as docs/trainium.md shows")
+            yield warning(
+                "python", made_for, f"use Python {first}, as docs/how-to/trainium.md shows"
+            )
     elif PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
         yield ok("python", found)
     else:

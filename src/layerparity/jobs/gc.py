@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from layerparity.tracking.keeping import RunFate
     from layerparity.tracking.store import Store
 
-# How many runs that stay are listed.
+# How many rows are listed of what goes, and of what stays.
 _SHOWN = 40
+# Parts of parts: a bisection within a sweep.
+_DEEPEST = 3
 # The keys of a configuration that name runs.
 _NAMING = ("golden", "candidate", "run", "beside")
 
@@ -190,26 +192,50 @@ def _listed(value: object) -> list[object]:
 
 
 def _show(store: Store, found: Sequence[RunFate], left: Sequence[Path]) -> None:
-    """Print what goes, with its size, and what stays, with why; of that the first."""
-    total, rows = 0, []
-    gone = {each.run.id for each in found if each.goes}
-    stays = [each for each in found if not each.goes]
-    # First what was asked for, and something holds.
-    listed = [
-        *(each for each in stays if not each.misfit),
-        *(each for each in stays if each.misfit),
-    ]
-    for each in [*(each for each in found if each.goes), *listed[:_SHOWN]]:
-        run, size = each.run, store.size(each.run)
-        total += (size or 0) if run.id in gone else 0
-        room = "" if size is None else console.bytes_text(size)
-        began = f"{run.start_time.astimezone():%Y-%m-%d %H:%M}"
-        fate = "goes" if each.goes else f"stays: {each.why or each.misfit}"
-        rows.append((run.id[:8], run.kind, run.name, began, room, fate))
+    """Print what goes, with its size, and what stays although it is as old, with why.
+
+    Parts stand in the row of their sweep. What was not asked for is counted.
+    """
+    gone = [each for each in found if each.goes]
+    held = [each for each in found if each.why and not each.misfit]
+    total, rows, rest = 0, [], 0
+    for fates in (gone, held):
+        folded = _folded(fates)
+        rest += len(folded[_SHOWN:])
+        for number, (each, parts) in enumerate(folded):
+            run, sizes = each.run, [store.size(one.run) for one in (each, *parts)]
+            size = sum(one or 0 for one in sizes)
+            total += size if each.goes else 0
+            if number >= _SHOWN:
+                continue
+            began = f"{run.start_time.astimezone():%Y-%m-%d %H:%M}"
+            name = f"{run.name} and its {len(parts)} parts" if parts else run.name
+            room = console.bytes_text(size) if any(one is not None for one in sizes) else ""
+            fate = "goes" if each.goes else f"stays: {each.why}"
+            rows.append((run.id[:8], run.kind, name, began, room, fate))
     if rows:
         columns = ("id", "kind", "name", "began", "size", "what becomes of it")
         console.table(f"Runs in {store.config.place}", columns, rows)
     for path in left:
         console.say(f"leftover: {path}")
-    more = f" ({len(listed) - _SHOWN} of them not listed)" if len(listed) > _SHOWN else ""
-    console.say(f"{len(gone)} go, {console.bytes_text(total)}; {len(stays)} stay{more}")
+    more = f" ({rest} rows not listed)" if rest else ""
+    others = len(found) - len(gone) - len(held)
+    console.say(
+        f"{len(gone)} go, {console.bytes_text(total)}; {len(held)} stay although asked for; "
+        f"{others} not asked for{more}"
+    )
+
+
+def _folded(fates: Sequence[RunFate]) -> list[tuple[RunFate, list[RunFate]]]:
+    """Return each run with the parts of it that share its fate, which have no row of their own."""
+    rows: dict[str, tuple[RunFate, list[RunFate]]] = {each.run.id: (each, []) for each in fates}
+    above = {each.run.id: each.run.parent or "" for each in fates}
+    for each in fates:
+        top = each.run.id
+        # A damaged store may have a run that is part of itself.
+        for _ in range(_DEEPEST):
+            top = above[top] if above[top] in above else top
+        if top != each.run.id:
+            rows[top][1].append(each)
+    under = {part.run.id for _, parts in rows.values() for part in parts}
+    return [row for name, row in rows.items() if name not in under]

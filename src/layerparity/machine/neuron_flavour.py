@@ -76,7 +76,7 @@ def misfit(package: Installed) -> tuple[str, str] | None:
         return (
             f"{package.text}, which needs Python {_text(first)} to {_text(last)}, and this is "
             f"Python {_text(PYTHON)}",
-            f"make an environment with python{_text(first)}, as docs/trainium.md shows",
+            f"make an environment with python{_text(first)}, as docs/how-to/trainium.md shows",
         )
     wanted = max(made_for or NATIVE_TORCH, NATIVE_TORCH)
     if here is not None and (here < wanted or (made_for is not None and here != made_for)):

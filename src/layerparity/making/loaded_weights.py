@@ -60,7 +60,7 @@ def load_weights(plan: RunPlan) -> LoadedWeights:
     if not any(prints.values()):
         raise UserError(
             f"The port {label} does not say what weights its graph holds: give it "
-            "effective_weights(stage), see docs/weights.md."
+            "effective_weights(stage), see docs/how-to/weights.md."
         )
     return LoadedWeights(prints, used, _unnamed(checkpoint, prints))
 

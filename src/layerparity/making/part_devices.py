@@ -64,7 +64,7 @@ def take(config: Config) -> None:
             raise UserError(
                 f"This part wants {asked.count} devices, and its process took {len(held)} "
                 f"({asked.variable}={','.join(held)}) for an earlier part",
-                "use hydra/launcher=processes, whose parts are processes of their own.",
+                "use hydra/launcher=submitit_local, whose parts are processes of their own.",
             )
         return
     # Whole groups, as wide as this part: the cores of one collective must lie beside each other.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import PREFILL, Place
-from layerparity.ground import console
+from layerparity.ground import console, progress
 from layerparity.machine.memory import free_host_memory
 from layerparity.machine.placement import stage_bytes
 from layerparity.making.prepare import RunPlan, plan_run
@@ -258,10 +259,13 @@ def _trials(loaded: ReplayedBlock, asked: Callable[[Fault], bool]) -> Iterator[T
     if not due:
         return
     yield sound
-    for fault in due:
-        try:
-            trial = loaded.trial(fault)
-        except Exception:  # noqa: S112
-            # So is one that breaks it.
-            continue
-        yield trial
+    with progress.shown("known mistakes", len(due)) as work:
+        for fault in due:
+            work.doing(fault.id)
+            trial = None
+            # One that breaks the block is none of its mistakes.
+            with suppress(Exception):
+                trial = loaded.trial(fault)
+            work.step(fault.id)
+            if trial is not None:
+                yield trial

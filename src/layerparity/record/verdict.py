@@ -1,7 +1,7 @@
 """Verdict: what a comparison concludes, all of it, and the file that keeps it.
 
 Nothing here is worded: a report makes its sentences of these fields. The file is described in
-docs/compare.md.
+docs/how-to/compare.md.
 """
 
 from __future__ import annotations

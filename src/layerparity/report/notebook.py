@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from layerparity.anatomy.site import Site
+from layerparity.anatomy.site import Site, within
 from layerparity.ground.errors import UserError, nearest
 from layerparity.ground.files import reading
 from layerparity.ground.parse import parse_json
@@ -96,11 +96,18 @@ class Run:
         stored = self._records.get(str(site))
         if stored is None:
             raise UserError(
-                f"Run '{self.name}' holds no '{site}'.{nearest(str(site), self._records)} "
+                f"Run '{self.name}' holds no '{site}'.{self._meant(str(site))} "
                 "run.sites lists what there is."
             )
         part, record = stored
         return part.files.read_tensor(record)
+
+    def _meant(self, site: str) -> str:
+        """Return what an address that is not stored may have been meant to be."""
+        ends = [each for each in self._records if within(each.partition(":")[0], site)]
+        if ends:
+            return f" It is a module, whose tensors here are {', '.join(ends)}."
+        return nearest(site, self._records)
 
     @cached_property
     def _records(self) -> dict[str, tuple[StoredRun, Record]]:
@@ -176,7 +183,7 @@ class Comparison(KeptResult):
 
     @property
     def where(self) -> str:
-        """The first wrong place; empty where nothing fails."""
+        """The first wrong place, a site or a module that has several; empty where nothing fails."""
         return self.verdict.where
 
     @cached_property

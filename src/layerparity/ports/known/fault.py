@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 class Settings:
     """conf/port/fault.yaml: which fault, at which layers (all where none are given).
 
-    ``seed`` decides what is random.
     ``module`` is the module of a block, or of the embedding, whose output port.name=wrong_output
     makes wrong.
     """
@@ -39,7 +38,6 @@ class Settings:
     _target_: str = "layerparity.ports.known.fault.FaultPort"
     name: str | None = key(None, "which fault, or which clean way")
     layers: list[int] | None = key(None, "blocks that get the fault: [0,3]; null: all")
-    seed: int | None = key(None, "what is random of a fault is drawn by this seed", least=0)
     module: str | None = key(None, "module of a block that gives out something else: mlp.gate")
     replay: Any = key(False, REPLAY_HELP)
 
@@ -206,7 +204,6 @@ class FaultPort(PlantedPort):
         assets: Assets,
         name: str | None = None,
         layers: Sequence[int] | None = None,
-        seed: int | None = None,
         *,
         module: str | None = None,
         replay: bool | str = False,
@@ -216,7 +213,7 @@ class FaultPort(PlantedPort):
         assert name is not None, "check refuses it"
         self._asked = name, module
         chosen = range(count) if layers is None else layers
-        super().__init__(assets, chosen, seed or 0, replay=replay)
+        super().__init__(assets, chosen, replay=replay)
         if layers is not None and self.fault.places([]):
             stage = self.fault.stage
             raise UserError(f"{name} is a mistake of {stage}, in no block: leave port.layers out.")

@@ -1,4 +1,4 @@
-"""python docs/curve.py: the curve of docs/selftest.md, from the table that stands under it.
+"""python tools/curve.py: the curve of docs/developers/selftest.md, from the table under it.
 
 How many of the mistakes that no rule was written for were found and named, by their effect.
 """
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "selftest.md"
+PAGE = ROOT / "docs" / "developers" / "selftest.md"
 IMAGE = ROOT / "docs" / "images" / "unforeseen.svg"
 sys.path.insert(0, str(ROOT / "src"))
 

@@ -1,4 +1,4 @@
-"""python docs/screenshots.py (or make screenshots): the pictures in docs/images, taken anew.
+"""python tools/screenshots.py (or make screenshots): the pictures in docs/images, taken anew.
 
 In an empty folder it runs the quickstart and compares its golden with a port that has a fault, and
 sweeps all blocks of the default model; then it opens both reports, and the sweep and its comparison
