@@ -174,6 +174,7 @@ def run(config):
     return Exit.OK
 '''
 YAML = """# Say which model a command is about.
+# heading: prepare
 defaults:
   - /schema/job@_here_: greet
   - _self_

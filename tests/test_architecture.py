@@ -14,7 +14,7 @@ from conftest import ROOT
 from floors import climbs, floors
 from source import EDGES, File, Package, read, room
 
-FLOORS = floors(ROOT / "docs" / "architecture.md")
+FLOORS = floors(ROOT / "docs/developers/architecture.md")
 # The only folders that may import these libraries.
 ROOMS = {
     "mlflow": ("tracking",),

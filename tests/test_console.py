@@ -86,6 +86,6 @@ def test_runs_of_any_name_are_listed_and_judged_to_be_kept(cli: Callable[..., En
     for name in ("[/]", "\x1b[2J", "[bold]x"):
         with store.start(name, "golden", {}, {}):
             pass
-    for job in (("job=runs",), ("job=gc", "job.older_than=1d")):
+    for job in (("job=runs",), ("job=gc", "job.older_than=0m")):
         ended = cli(*job)
         assert ended.exit == 0 and "[/]" in ended.out and "\x1b" not in ended.out, ended.err

@@ -145,7 +145,7 @@ def test_every_check_is_found_and_has_its_place() -> None:
     known = checks()
     assert {"python", "packages", "torch", "neuron", "gpus", "links", "nccl"} <= known.keys()
     assert all(isinstance(each, Check) for each in known.values())
-    rows = (ROOT / "docs" / "doctor.md").read_text().splitlines()
+    rows = (ROOT / "docs/how-to/doctor.md").read_text().splitlines()
     named = {name for row in rows if row.startswith("| ") for name in row.split("|")[1].split(", ")}
     about = {"neuron": "neuron devices", "threads": "cpu threads"}
     assert {about.get(name, name) for name in known} <= {name.strip() for name in named}

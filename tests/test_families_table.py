@@ -21,7 +21,7 @@ from layerparity.making import prepare
 from layerparity.ports.observed import proof
 from layerparity.selftest import models
 
-PAGE = ROOT / "docs" / "families.md"
+PAGE = ROOT / "docs/reference/families.md"
 
 
 def rows() -> list[str]:

@@ -23,7 +23,7 @@ from layerparity.tracking.names import PREFIX
 from layerparity.tracking.opening import open_store
 from layerparity.tracking.store import Store
 
-PAGE = Path(__file__).parents[1] / "docs" / "tracking.md"
+PAGE = Path(__file__).parents[1] / "docs/how-to/tracking.md"
 # Of one layer, in another type and fed other values than its neighbours.
 CANDIDATE = ("device_map=cpu", "kind=candidate", "scope=single", "layer=2", "threads=1")
 

@@ -196,8 +196,8 @@ def test_labels_say_what_was_chosen() -> None:
     assert open_port.label({"_target_": "layerparity.ports.known.hf.HfPort"}) == "hf"
     chosen = Settings(name="router_bias_dropped", layers=[0])
     assert open_port.label(chosen) == "fault router_bias_dropped at layers 0"
-    chosen = Settings(name="router_bias_dropped", seed=3)
-    assert open_port.label(chosen) == "fault router_bias_dropped seed=3"
+    chosen = Settings(name="wrong_output", module="mlp.gate")
+    assert open_port.label(chosen) == "fault wrong_output module=mlp.gate"
     assert open_port.label({"_target_": "a.b.Port", "eps": 1e-6}) == "a.b.Port eps=1e-06"
     assert open_port.label({"_target_": "layerparity.ports.known.hf.HfPort", "replay": True}) == (
         "hf replay=True"

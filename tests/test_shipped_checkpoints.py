@@ -293,9 +293,19 @@ def test_greedy_generation_recites_the_text(
     assert len(said) > 2 * len(PROMPT)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("experts", [None, "eager", "batched_mm"])
+# Every two of the three choices together; of the small model every three as well.
+PAIRED = (
+    (None, "eager", torch.float32),
+    (None, "sdpa", torch.bfloat16),
+    ("eager", "sdpa", torch.float32),
+    ("eager", "eager", torch.bfloat16),
+    ("batched_mm", "eager", torch.float32),
+    ("batched_mm", "sdpa", torch.bfloat16),
+)
+EVERY = tuple(itertools.product((None, "eager", "batched_mm"), ("eager", "sdpa"), DTYPES))
+
+
+@pytest.mark.parametrize(("experts", "attention", "dtype"), EVERY, ids=str)
 def test_best_tokens_are_the_text_in_every_clean_variant(
     shipped: Shipped,
     dtype: torch.dtype,
@@ -305,8 +315,10 @@ def test_best_tokens_are_the_text_in_every_clean_variant(
     tokenizer: Any,
     threads: Any,
 ) -> None:
+    if shipped is DEEP and (experts, attention, dtype) not in PAIRED:
+        pytest.skip("each two of its three choices are tried together in another case")
     model, prompt = load(shipped, dtype, attention, experts), encode(tokenizer, PROMPT).shape[1]
-    for count in (1, 2):
+    for count in (1, 2) if shipped is TINY else (2,):
         threads(count)
         with torch.no_grad():
             best = model(input_ids=ids).logits[0].argmax(-1)

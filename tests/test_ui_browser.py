@@ -37,6 +37,18 @@ return [across.scrollWidth, [...document.querySelectorAll('.ag-header-cell')]
 """
 
 
+# What stands in a run's description and over its columns, with the right edge of each.
+_RIGHT_EDGES = """
+const wanted = ['About this run', 'Datasets', 'Tags', 'Metrics'];
+const own = e => [...e.childNodes].filter(n => n.nodeType === 3).map(n => n.textContent).join('');
+return [...document.querySelectorAll('*')]
+  .filter(e => own(e).trim() && e.getBoundingClientRect().width)
+  .filter(e => e.closest('.note-editor-preview-content')
+    || wanted.some(each => own(e).trim().startsWith(each)))
+  .map(e => [own(e).trim(), e.getBoundingClientRect().right]);
+"""
+
+
 @pytest.fixture
 def compared(run: Callable[..., Ended], store: Path) -> Store:
     """A store with a golden run, a candidate of one block that is wrong, and their comparison."""
@@ -70,7 +82,7 @@ class _Served(dict[str, str]):
 
 
 # The pages are MLflow's; test_report_browser.py looks at ours in every scheme on every width.
-@pytest.mark.parametrize(("width", "dark"), [(800, False), (1280, True)])
+@pytest.mark.parametrize(("width", "dark"), [(800, False), (1280, True), (1440, False)])
 def test_the_pages_of_a_comparison(
     compared: Store, serving: dict[str, str], width: int, dark: bool
 ) -> None:
@@ -101,6 +113,13 @@ def test_the_pages_of_a_comparison(
         for tag in ("model", "dtype", "backend", "device", "scope"):
             shown = f"return document.body.textContent.includes('{PREFIX}{tag}')"
             wait_for(driver, lambda d, script=shown: d.execute_script(script))
+        drawn = dict(driver.execute_script(_RIGHT_EDGES))
+        assert any("job=bisect" in text for text in drawn), "the command of what is next"
+        # The column of what the run is has a fixed width, and stands beside all else.
+        beside = {"About this run", "Datasets", "Tags"}
+        assert beside < {*drawn}
+        outside = {text for text, edge in drawn.items() if edge > width}
+        assert outside <= (beside if width < 1280 else set()), outside
 
         driver.get(f"{address}/#{path}/artifacts/report.html?{query}")
         frame = wait_for(driver, lambda d: d.find_element("css selector", "iframe"))

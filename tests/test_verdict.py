@@ -228,7 +228,7 @@ def test_what_comes_after_the_first_wrong_place_is_no_guilt() -> None:
 
 
 def test_the_docs_name_every_field_of_the_file() -> None:
-    page = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how-to/compare.md").read_text(encoding="utf-8")
     section = page.partition("### verdict.json")[2].partition("\n## ")[0]
     rows = [line.split("|", 2)[1:] for line in section.splitlines() if line.startswith("| `")]
     names = [(re.findall(r"`(\w+)`", first), re.findall(r"`(\w+)`", rest)) for first, rest in rows]

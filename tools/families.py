@@ -27,7 +27,7 @@ from families_list import FAMILIES
 from families_runs import WAYS, FamilyRuns, Line
 from sharding_runs import prepared
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/reference/families.md"
 _HEAD = f"| family | {' | '.join(WAYS)} | what falls short |\n|{'---|' * (len(WAYS) + 2)}\n"
 
 

@@ -23,7 +23,9 @@ from layerparity.report.weights import weight_rows
 
 _MOST_FAILURES = 20
 _MOST_ELEMENTS = 8
-_WIDEST = 90
+# Letters of a command's line: with more, MLflow has no room beside it for what the run is, on a
+# window of 1280.
+_WIDEST = 68
 _ARGUMENT = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~!])")
 
