@@ -34,7 +34,8 @@ def render_markdown(verdict: Verdict, answer: Answer | None) -> str:
     """Return the report as GitHub-flavoured Markdown, ending in a newline."""
     weights = [[what, str(count), _plain(text)] for what, count, text in weight_rows(verdict)]
     then = what_next(verdict)
-    commands = [f"{command}  # {purpose}" for purpose, command in reproduce(verdict)]
+    pairs = ((f"{REMARK}{purpose}", command) for purpose, command in reproduce(verdict))
+    commands = [line for pair in pairs for line in pair]
     parts = [
         f"# {_plain(words.headline(verdict))}",
         f"**Where** {_plain(answer.where)}" if answer is not None else "",
