@@ -33,7 +33,7 @@ def main() -> int:
         print("There is no build/gallery: python tools/gallery.py makes it.", file=sys.stderr)
         return 2
     shutil.rmtree(SITE, ignore_errors=True)
-    shutil.copytree(DOCS, SITE)
+    shutil.copytree(DOCS, SITE, ignore=shutil.ignore_patterns("__pycache__"))
     for page in SITE.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         page.write_text(led_out(text, page.parent.relative_to(SITE)), encoding="utf-8")
