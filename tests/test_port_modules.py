@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import folders
 import pytest
@@ -17,7 +19,10 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.prints import against
 from layerparity.porting import recorded
 from layerparity.ports.nxdi.port_modules import held_through, prints_through, watched
+from layerparity.ports.ranks.answers import Answers
+from layerparity.ports.ranks.port import prints_of
 from layerparity.record.manifest import SitePatterns
+from layerparity.record.ranks import RankRecord
 
 Tensors = dict[str, torch.Tensor]
 STAGE = "layers.0"
@@ -85,6 +90,34 @@ def test_what_a_rank_has_not_is_masked(checkpoint: Checkpoint) -> None:
     assert not mask[64:].any()
     # The converter did not put K anywhere: it is not held.
     assert f"{ATTENTION}.k_proj.weight" not in held
+
+
+def test_what_ranks_hold_has_a_print_whatever_its_parameter_is_called(
+    checkpoint: Checkpoint,
+) -> None:
+    """Two ranks hold half of Q each, under a name of their own; of one a row is wrong."""
+
+    def answer(rank: int, wrong: bool = False) -> tuple[dict[str, Any], Tensors]:
+        rows = slice(64 * rank, 64 * rank + 64)
+
+        def part(stored: Tensors) -> Tensors:
+            return {"qk": fused(stored)["qk"][rows], "norm": fused(stored)["norm"]}
+
+        module = filled(checkpoint)
+        module.qk = nn.Parameter(module.qk[rows].clone(), requires_grad=False)
+        module.qk[5] += wrong
+        side = SimpleNamespace(held=lambda stage: held_through(part, checkpoint, stage, module))
+        return Answers._held(SimpleNamespace(side=side), {"stage": STAGE}, {})  # type: ignore[arg-type]
+
+    q, norm = f"{ATTENTION}.q_proj.weight", f"model.{STAGE}.input_layernorm.weight"
+    assets = SimpleNamespace(checkpoint=checkpoint)
+    for wrong in (False, True):
+        ranks = RankRecord(2)
+        prints = prints_of([answer(0), answer(1, wrong)], assets, ranks)  # type: ignore[arg-type]
+        found = {name: each.checkpoint for name, each in against(checkpoint, prints).items()}
+        # K stands nowhere on these two: no rank holds it, and it has no print.
+        assert found == {q: "differs" if wrong else "equal", norm: "equal"}
+        assert ranks.weights == ({q: (1,)} if wrong else {})
 
 
 def test_a_converter_that_computes_is_refused_with_the_name(checkpoint: Checkpoint) -> None:

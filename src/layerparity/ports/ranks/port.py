@@ -199,7 +199,7 @@ def prints_of(
         wrong = tuple(r for r, (each, _) in enumerate(told) if each and each["differs"])
         if wrong:
             ranks.weights[name] = wrong
-        own = [(each, tensors) for each, tensors in told if each is not None and each["place"]]
+        own = [(each, had) for each, had in told if each and bool(had[f"mask {name}"].any())]
         if not own:
             continue
         dtype = getattr(torch, own[0][0]["dtype"])

@@ -64,8 +64,8 @@ class Held:
 
     ``values`` are of the stored shape; ``mask``, bool of that shape, says which of them the rank
     holds. ``differs`` says whether one of those is not the checkpoint's, cast to the same dtype.
-    ``place`` is the parameter they stand in; it is empty where the rank should hold a part and
-    holds none, which differs, too.
+    ``place`` is the parameter they stand in; empty where that has a name of the port's own: the
+    golden's print says, then. A rank that should hold a part and holds none differs, too.
     """
 
     values: torch.Tensor
