@@ -67,6 +67,7 @@ def test_the_page_of_keys_has_every_key(site: ModuleType) -> None:
     chosen = {key for key in keys if key.endswith((".name", "scope.kind", "device_map.strategy"))}
     missing = [key for key in sorted(keys - chosen) if f"<code>{key}=" not in page]
     assert missing == []
+    assert "<code>qk_norm_per_head</code> | RMSNorm per head after the reshape" in page
     for job in {*help_text.options("job")} - {"sequence"}:
         assert f"\n### job={job}\n" in page
 
