@@ -117,6 +117,10 @@ def test_every_key_is_in_the_help_of_a_job_or_a_group() -> None:
     for words in (["tolerance", "--help"], ["tolerance=fixed", "-h"]):
         assert help_text.answer(words) == of_group["tolerance"]
     assert help_text.answer(["backend=gpu", "scope=full", "--help"]) == help_text.text()
+    assert help_text.answer(["compare", "--help"]) == help_text.answer(["job=compare"])
+    # Keys that belong to no choice of options.
+    asked = help_text.answer(["prompt=", "--help"])
+    assert asked.startswith("Its keys and their defaults\n  prompt.chat=false ")
 
 
 def test_a_jobs_own_help_has_its_keys_and_no_others() -> None:

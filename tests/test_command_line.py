@@ -40,13 +40,6 @@ def test_any_login_is_refused_in_a_sweep_which_hydra_would_keep() -> None:
         ("device_map=cuda:x", "There is no device_map 'cuda:x'"),
         ("+scope=full", "adds to what has one option already"),
         ("+layre=3", r"There is no key 'layre'\. Did you mean 'layer'"),
-        ("+seed=3", r"There is no key 'seed'\. Did you mean 'inputs\.seed'\?"),
-        ("job=list", r"There is no job 'list'\. Did you mean 'runs'\?"),
-        ("job=delete", r"There is no job 'delete'\. Did you mean 'gc'\?"),
-        ("+trust_remote_code=true", "code that comes with a checkpoint is never run"),
-        ("there prompt.text=hi,", """is quoted: 'prompt.text="hi, there"'"""),
-        ("run name=my", """Did you mean job=run\\? A text with.*quoted: 'name="my run"'"""),
-        ("compare backend=gpu", r"Did you mean job=compare\?$"),
         ("job.x=" + "[" * 60, "give a shorter number, or a list with fewer levels"),
     ],
 )

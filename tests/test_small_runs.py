@@ -54,13 +54,13 @@ TOOLS = {
     "fuzz": ("test_fuzz.py", '"fuzz.py"'),
     "house": ("test_house.py", "house.main("),
     "mutants": ("test_mutants.py", "mutants.main("),
-    # It needs minutes and a browser; tests/test_browser.py opens the same pages.
-    "screenshots": ("test_browser.py", "charts"),
     "nxd_signatures": ("test_nxdi_sources.py", "nxd_signatures.main("),
     # Its cases need sources of NxDI, which are nobody's to ship; without them it has none.
     "nxdi_sources": ("test_nxdi_sources.py", '"nxdi_sources.py"'),
     "sharding": ("test_sharding.py", '"sharding.py"'),
 }
+# By hand: it takes minutes and a browser. tests/test_browser.py opens the same pages.
+BY_HAND = {"screenshots"}
 # Half an hour each: the file of tests that runs it with less. Pages run others; the rest is here.
 EXPERIMENTS = {
     "clean": "test_selftest.py",
@@ -115,7 +115,7 @@ def test_no_program_keeps_what_a_child_that_must_succeed_says_of_an_error(path: 
             assert not {"capture_output", "stderr"} & given.keys(), f"line {node.lineno}"
 
 
-@pytest.mark.parametrize("name", programs("tools"))
+@pytest.mark.parametrize("name", sorted({*programs("tools")} - BY_HAND))
 def test_a_tool_is_run_by_a_file_of_tests(name: str) -> None:
     assert name in TOOLS, "name the file of tests that runs it"
     file, words = TOOLS[name]

@@ -18,7 +18,7 @@ TYPED = (
     ("prompt.text=hi,|there", 2, """A text with spaces is quoted: 'prompt.text="hi, there"'"""),
     ("prompt.text=hi, there", 2, """As one value: 'prompt.text="hi, there"'"""),
     ("name=my|run", 2, """'run' is not key=value.*quoted: 'name="my run"'"""),
-    ("compare", 2, r"Did you mean job=compare\?"),
+    ("compare|backend=gpu", 2, r"Did you mean job=compare\?$"),
     ("layer=0,1", 2, "to sweep over it, add -m"),
     ("job=ui|tracking.folder=absent", 2, "There are no runs in .*absent, which is not there"),
     ("--config-dir=absent", 2, "--config-dir names absent, which is no folder"),

@@ -98,9 +98,13 @@ def headings() -> dict[str, list[str]]:
 
 
 def answer(arguments: Sequence[str]) -> str:
-    """Return the help of the job that a command names, or the one group; else the whole text."""
+    """Return the help of the one job, group or family of keys that a command names, or the whole.
+
+    A job and a group may stand by themselves, as ``compare`` and ``backend``.
+    """
     jobs = options("job")
     chosen = [word.removeprefix("job=") for word in arguments if word.startswith("job=")]
+    chosen = chosen or [word for word in arguments if word in {*jobs} - {*GROUPS}]
     if len(chosen) == 1 and chosen[0] in jobs:
         (job,) = chosen
         name = "" if job == _USUAL else f"job={job} "
@@ -108,12 +112,12 @@ def answer(arguments: Sequence[str]) -> str:
         lines += [f"  python run.py {name}[group=option ...] [key=value ...]", ""]
         return _told(lines, keys_of_job(job))
     named = [word.partition("=")[0] for word in arguments]
-    groups = [word for word in named if word in GROUPS]
-    if len(groups) == 1 and not chosen:
-        (group,) = groups
-        lines = [_section(f"{group}=: {GROUPS[group]}", options(group))]
-        return _told(lines, keys_of_group(group))
-    return text()
+    groups = [word for word in named if word in GROUPS or keys_of_group(word)]
+    if len(groups) != 1 or chosen:
+        return text()
+    (group,) = groups
+    lines = [_section(f"{group}=: {GROUPS[group]}", options(group))] if group in GROUPS else []
+    return _told(lines, keys_of_group(group))
 
 
 def _told(lines: Sequence[str], keys: Mapping[str, str]) -> str:
