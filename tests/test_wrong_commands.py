@@ -12,7 +12,7 @@ from conftest import Ended
 # Each command, its exit status, and what its one line says.
 TYPED = (
     ("seed=3", 2, r"There is no key 'seed'\. Did you mean 'inputs\.seed'\?"),
-    ("job=list", 2, r"There is no job 'list'\. Did you mean 'runs'\?"),
+    ("job=list", 2, r"Did you mean 'runs'\? There is: .* selftest, sync, ui\.$"),
     ("job=delete", 2, r"There is no job 'delete'\. Did you mean 'gc'\?"),
     ("trust_remote_code=true", 2, "code that comes with a checkpoint is never run"),
     ("prompt.text=hi,|there", 2, """A text with spaces is quoted: 'prompt.text="hi, there"'"""),

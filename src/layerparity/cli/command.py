@@ -192,7 +192,8 @@ def _check_choice(override: Any, given: Sequence[Path]) -> None:
             continue
         elsewhere = _JOBS_ELSEWHERE.get(name) if group == "job" else None
         hint = f" Did you mean '{elsewhere}'?" if elsewhere else nearest(name, known)
-        raise UserError(f"There is no {group} '{name}'.{hint} There is: {', '.join(known)}.")
+        typed = help_text.typed_jobs() if group == "job" else known
+        raise UserError(f"There is no {group} '{name}'.{hint} There is: {', '.join(typed)}.")
 
 
 def _chosen(override: Any, known: Iterable[str]) -> Iterable[Any]:
@@ -386,7 +387,8 @@ def _rest_of_text(overrides: Sequence[str]) -> str:
 def _bare_word(word: str, rest: str) -> str:
     """Return what a word without a value may have been meant to be, or the ``rest`` of a text."""
     if word in (*help_text.GROUPS, "job", "experiment"):
-        return f" Write {word}= and one of: {', '.join(help_text.options(word))}.{rest}"
+        typed = help_text.typed_jobs() if word == "job" else help_text.options(word)
+        return f" Write {word}= and one of: {', '.join(typed)}.{rest}"
     for group in ("job", *help_text.GROUPS):
         if word in help_text.options(group):
             return f" Did you mean {group}={word}?{rest}"

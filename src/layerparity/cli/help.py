@@ -97,6 +97,11 @@ def headings() -> dict[str, list[str]]:
     return under
 
 
+def typed_jobs() -> list[str]:
+    """Return the names of the jobs that a person types, sorted: those under a heading."""
+    return sorted(name for names in headings().values() for name in names)
+
+
 def answer(arguments: Sequence[str]) -> str:
     """Return the help of the one job, group or family of keys that a command names, or the whole.
 
