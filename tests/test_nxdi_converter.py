@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.ports.nxdi.application import narrow
+from layerparity.ports.nxdi.configuration import Described, narrow
 from layerparity.ports.nxdi.converter import inverse, trace
-from layerparity.ports.nxdi.loading import StageForm, Traces
+from layerparity.ports.nxdi.loading import Renaming, StageForm, Traces
 
 State = dict[str, torch.Tensor]
 Convert = Callable[[State], State]
+# A number of layers under an architecture's own name.
+LAYERS = {"n_layer": "num_hidden_layers"}
 
 
 def stored(dtype: torch.dtype = torch.float32) -> State:
@@ -159,38 +162,64 @@ def test_a_trace_serves_further_blocks_of_its_form_and_no_other(tmp_path: Path) 
     (folder / "config.json").write_text("{}")
     save_file({**first, **second}, folder / "model.safetensors")
     checkpoint = Checkpoint(folder)
-    form = StageForm.of(first, "layers.0", [], Config(4))
+    form = StageForm.of(first, Renaming("layers.0", "model.", ""), [], Config(4))
     assert traces.of(form, convert(first), checkpoint, first) is None
     traces.kept(form, convert(first), trace(convert, first))
-    alike = StageForm.of(second, "layers.1", [], Config(4))
+    alike = StageForm.of(second, Renaming("layers.1", "model.", ""), [], Config(4))
     again = traces.of(alike, convert(second), checkpoint, second)
     assert again is not None
     assert again["q"].stored == ["model.layers.1.q"]
-    more = StageForm.of(second, "layers.1", [], Config(8))
+    more = StageForm.of(second, Renaming("layers.1", "model.", ""), [], Config(8))
     assert traces.of(more, convert(second), checkpoint, second) is None
     other = {name: value + 1 for name, value in convert(second).items()}
     assert traces.of(alike, other, checkpoint, second) is None
 
 
 def test_a_configuration_of_one_block_lists_what_is_that_blocks() -> None:
-    config = SimpleNamespace(
-        layer_types=["sliding", "full", "full"],
-        layer_uses_moe=[False, True, True],
-        moe_layer_freq=[0, 1, 1],
-        mlp_only_layers=[0, 2],
-        moe_layers=[1, 5, 7],
-        first_k_dense_replace=1,
-        eos_token_id=[1, 2, 3],
-        rope_layers=[0, 1],
-    )
-    narrow(config, 1, count=3)
-    assert vars(config) == {
+    values = {
+        "layer_types": ["sliding", "full", "full"],
+        "layer_uses_moe": [False, True, True],
+        "moe_layer_freq": [0, 1, 1],
+        "mlp_only_layers": [0, 2],
+        "moe_layers": [1, 5, 7],
+        "first_k_dense_replace": 2,
+        "eos_token_id": [1, 2, 3],
+        "rope_layers": [0, 1],
+    }
+    model = Described({}, {**values, "num_hidden_layers": 3, "n_layer": 3}, LAYERS, ())
+    assert model.blocks(1, 1, tokens=4) == {
         "layer_types": ["full"],
         "layer_uses_moe": [True],
         "moe_layer_freq": [1],
         "mlp_only_layers": [],
         "moe_layers": [0],
-        "first_k_dense_replace": 0,
+        "first_k_dense_replace": 1,
         "eos_token_id": [1, 2, 3],
         "rope_layers": [0, 1],
+        "num_hidden_layers": 1,
+        "n_layer": 1,
     }
+    assert model.blocks(0, 3, tokens=4) == model.values
+
+
+@pytest.mark.parametrize(
+    ("said", "window", "given"),
+    [
+        ({"sliding_window": 9}, 9, 4),
+        ({"sliding_window": 3}, 3, 3),
+        ({"sliding_window": None}, 0, None),
+        ({"sliding_window": 9, "use_sliding_window": False}, 0, 9),
+    ],
+)
+def test_a_window_is_cut_to_what_there_is_to_see(
+    said: dict[str, Any], window: int, given: int | None
+) -> None:
+    model = Described({}, {"num_hidden_layers": 2, **said}, LAYERS, ())
+    assert model.window == window
+    assert model.blocks(0, 1, tokens=4)["sliding_window"] == given
+
+
+def test_lists_that_a_configuration_made_itself_are_cut_too() -> None:
+    config = SimpleNamespace(updated_layers=[4, 5, 6], others=[4, 5, 6], layer_types=["full"])
+    narrow(config, 1, of=3)
+    assert vars(config) == {"updated_layers": [5], "others": [4, 5, 6], "layer_types": ["full"]}

@@ -76,6 +76,11 @@ class Tap:
     branch: bool = False
     derived: Derived | None = None
 
+    @property
+    def is_of_module(self) -> bool:
+        """Whether it is what a module is fed or puts out, and nothing that is read out of it."""
+        return self.attention is None and self.derived is None and not self.follows
+
 
 # What blocks share that norm first and add afterwards, in the order of a forward pass.
 TAPS = (

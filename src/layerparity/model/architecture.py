@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.family import family_of
 from layerparity.anatomy.site import EMBEDDING
 from layerparity.ground.errors import UserError
 from layerparity.model import weight_types
@@ -201,6 +202,24 @@ def layout_of(model: PreTrainedModel) -> Layout:
         "lm_head": names[id(head)],
     }
     return Layout(decoder, own, paths["norm"].rpartition(".")[2], paths, paths["embed_tokens"])
+
+
+def stage_paths(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return where transformers' model of config.json's values keeps each stage, by its name.
+
+    Those of the blocks are of their list. Raises UserError where it makes no such model.
+    """
+    import torch
+
+    config = read_config(values)
+    model = build(config, torch.float32, None, None)
+    layout = layout_of(model)
+    paths: dict[str, tuple[str, ...]] = {n: (path,) for n, path in layout.paths.items()}
+    several = family_of(config.model_type).embedding
+    if several is not None:
+        of_decoder = [f"{layout.decoder}.{part.module}".lstrip(".") for part in several.parts]
+        paths[EMBEDDING] = tuple(of_decoder)
+    return paths
 
 
 def gathered(model: PreTrainedModel, layout: Layout, parts: Sequence[EmbeddingPart]) -> Layout:

@@ -14,7 +14,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import refuse_pointer, text_digest
 from layerparity.ground.parse import parse_json
 from layerparity.model import weight_types
-from layerparity.model.architecture import usual_names
+from layerparity.model.architecture import stage_paths, usual_names
 from layerparity.model.contradiction import contradiction
 from layerparity.model.header import Header, Stamp, Stored, read_header, stamp
 
@@ -169,9 +169,25 @@ class Checkpoint:
 
         Of a head that is stored nowhere, those of the embedding, which it is tied to.
         """
-        marks = (f"{_WITHIN}{stage}.", f"{stage}.")
-        own = [name for name in self.weights if name.startswith(marks)]
+        own = self._beginning_with(f"{_WITHIN}{stage}.", f"{stage}.")
+        if not own and (paths := self._paths(stage)):
+            # A checkpoint may be of the decoder alone, which the model holds under a name.
+            bare = (path.partition(".")[2] for path in paths)
+            own = self._beginning_with(*(f"{path}." for path in (*paths, *bare) if path))
         return self.of_stage(EMBEDDING) if stage == HEAD and not own else own
+
+    def _beginning_with(self, *marks: str) -> list[str]:
+        return [name for name in self.weights if name.startswith(marks)]
+
+    def _paths(self, stage: str) -> list[str]:
+        """Return the paths of a stage's modules in transformers' own model."""
+        head, _, rest = stage.partition(".")
+        paths = self._stage_paths.get(head, ())
+        return [f"{path}.{rest}" if rest else path for path in paths]
+
+    @cached_property
+    def _stage_paths(self) -> dict[str, tuple[str, ...]]:
+        return stage_paths(self.config)
 
     @cached_property
     def lonely_scales(self) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +17,6 @@ from typing import Any
 from torch import nn
 
 from layerparity.ground.errors import UserError, nearest, said
-from layerparity.model.architecture import read_config
 from layerparity.ports.nxdi import absent
 from layerparity.ports.nxdi.named import no_module, refuse_missing
 
@@ -144,68 +142,3 @@ def _application_of(found: Any, module: ModuleType) -> Application:
             "name the application class itself.",
         )
     return Application(own[0], layer=found)
-
-
-def configured(
-    application: Application,
-    config: Mapping[str, Any],
-    neuron: Mapping[str, Any],
-) -> Any:
-    """Return the application's configuration of config.json's values and NeuronConfig's keys.
-
-    Raises UserError with what the configuration class says.
-    """
-    values = {**_beyond(config), **config}
-    if values.get("pad_token_id") is None:
-        values["pad_token_id"] = 0
-    # NxDI loads its own weights from here, and nothing else is to be loaded.
-    values.pop("_name_or_path", None)
-    try:
-        config_class = application.cls.get_config_cls()
-        made = config_class.get_neuron_config_cls()(**neuron)
-        known = read_config(config)
-        # One of another name today: num_experts, which transformers 5 writes as num_local_experts.
-        for name in config_class.get_required_attributes(object.__new__(config_class)):
-            if name not in values and hasattr(known, name):
-                values[name] = getattr(known, name)
-        return config_class(made, **values)
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{application.cls.__name__}: its configuration {said(error)}",
-            "port.neuron_config and port.model_config take what it wants.",
-        ) from error
-
-
-def _beyond(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what transformers 4 had at the top of a configuration, and 5 nests or leaves out."""
-    rope = config.get("rope_parameters") or {}
-    scaled = rope.get("rope_type", "default") != "default"
-    return {
-        "rope_theta": rope.get("rope_theta", 10000.0),
-        "rope_scaling": dict(rope) if scaled else None,
-        "output_attentions": False,
-        "output_hidden_states": False,
-        "use_return_dict": True,
-    }
-
-
-def narrow(config: Any, layer: int, count: int) -> None:
-    """Let a configuration of one block describe block ``layer`` of ``count``.
-
-    What it lists by layer (a name of the layer's kind, or whether it has experts) is cut to that
-    block's; a list of layers says whether the block is among them.
-    """
-    for name, value in list(vars(config).items()):
-        if name == "first_k_dense_replace" and isinstance(value, int):
-            # So many blocks from the first on are dense, and this block counts as the first.
-            setattr(config, name, max(0, value - layer))
-        elif name in _LISTS_OF_LAYERS and isinstance(value, list):
-            setattr(config, name, [0] if layer in value else [])
-        elif isinstance(value, list) and len(value) == count and "layer" in name:
-            setattr(config, name, value[layer : layer + 1])
-
-
-# Configurations that say which layers are of a kind, by their numbers.
-_LISTS_OF_LAYERS = ("mlp_only_layers", "moe_layers", "cross_attention_layers")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from layerparity.anatomy.site import EMBEDDING, Site
+from layerparity.anatomy.site import EMBEDDING
 from layerparity.backends.neuron.artefacts import ArtefactFolder, Compiled
 from layerparity.backends.neuron.compiler_options import ReuseCompiled
 from layerparity.ground.errors import UserError
@@ -71,7 +71,7 @@ class _Device:
             stage,
             first.configuration(stage),
             self.asked["sources"],
-            sorted(first.taps(stage)),
+            sorted(tap.local for tap in first.taps(stage)),
             shapes,
         )
         if digest not in self._compiled:
@@ -136,12 +136,6 @@ class CompiledRank(NxdiRank):
         """Forget a stage's model, and take it off the cores."""
         self._device.forget(stage)
         super().release(stage)
-
-    def taps(self, stage: str) -> list[str]:
-        """Return the sites inside a block that are to be outputs of its graph."""
-        layer = Site(stage, "in").layer
-        wanted = [each for each in self._tapped if self.assets.wanted(layer=layer, local=each)]
-        return [] if stage in OUTSIDE else wanted
 
     def configuration(self, stage: str) -> Any:
         """Return the configuration of a loaded stage's model."""

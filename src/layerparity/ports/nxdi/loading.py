@@ -23,8 +23,9 @@ from layerparity.ports.ranks.side import Held, RankAssets
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
 
-_PREFIX = "model."
-_FIRST = "layers.0."
+# The number of a block in a name, and the number of the first.
+_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)", re.ASCII)
+_FIRST = "0"
 _EXPERT = re.compile(r"\.experts\.(\d+)\.", re.ASCII)
 # Tensors by stored name, read anew: a converter uses them up.
 Given = Callable[[], dict[str, torch.Tensor]]
@@ -80,9 +81,10 @@ def loaded(
     checkpoint, dtype = assets.checkpoint, config.neuron_config.torch_dtype
     tied = bool(getattr(config, "tie_word_embeddings", False))
     # In one order, wherever a block's tensors are stored.
-    names = sorted(stage_names(checkpoint, stage, tied), key=lambda name: renamed(name, stage))
+    renamed = Renaming.of(application, stage)
+    names = sorted(stage_names(checkpoint, stage, tied), key=renamed)
     fp8 = Fp8Weights.of(checkpoint, names, dtype)
-    conversion = _Conversion(application, model, config, stage, assets, fp8.ones)
+    conversion = _Conversion(application, model, config, renamed, assets, fp8.ones)
     # With products, and scales of one, either kind of converter is right: one that knows FP8 takes
     # the scales away.
     if fp8.scales:
@@ -104,7 +106,7 @@ def loaded(
     own = model.state_dict()
     refuse_fp8_modules(own)
     blank = {name: fp8.blank(checkpoint, name) for name in names}
-    form = StageForm.of(blank, stage, conversion.extras, config)
+    form = StageForm.of(blank, renamed, conversion.extras, config)
     origins = traces.of(form, own, checkpoint, blank)
     if origins is None:
         # What is traced are numbers, which a real scale would change.
@@ -127,7 +129,7 @@ class _Conversion:
     application: Application
     model: Any
     config: Any
-    stage: str
+    renamed: Renaming
     assets: RankAssets
     scales: dict[str, torch.Tensor]
     extras: list[str] = field(default_factory=list)
@@ -143,24 +145,22 @@ class _Conversion:
         return state
 
     def _whole(self, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = {
-            renamed(name, self.stage): value for name, value in stored.items()
-        }
+        state: dict[str, torch.Tensor] = {self.renamed(n): value for n, value in stored.items()}
         for name, value in self.scales.items():
-            state[renamed(name, self.stage)] = value.clone()
+            state[self.renamed(name)] = value.clone()
         for name in self.extras:
-            state.setdefault(renamed(name, self.stage), self.assets.checkpoint.value(name))
+            state.setdefault(self.renamed(name), self.assets.checkpoint.value(name))
         state = getattr(self.application.cls, CONVERTER)(state, self.config)
-        self.left = all(renamed(name, self.stage) in state for name in self.scales)
+        self.left = all(self.renamed(name) in state for name in self.scales)
         # As NxDI's loader does; a block has no embedding to take the head's weight from.
-        if getattr(self.config, "tie_word_embeddings", False) and self.stage == HEAD:
+        if getattr(self.config, "tie_word_embeddings", False) and self.renamed.stage == HEAD:
             self.application.cls.update_state_dict_for_tied_weights(state)
         _cast(state, self.config)
         return state
 
     def of(self, given: Given) -> dict[str, torch.Tensor]:
         """Convert what is given, by stored name; what else is asked for is read and given, too."""
-        what = f"{self.application.cls.__name__}'s converter, for {self.stage}"
+        what = f"{self.application.cls.__name__}'s converter, for {self.renamed.stage}"
         for _ in range(_EXTRAS):
             try:
                 # Read anew each time: a converter that failed has changed what it was given.
@@ -170,10 +170,9 @@ class _Conversion:
             except KeyError as error:
                 asked = str(error.args[0]) if error.args else ""
                 # The block stands first in the model: what it lacks itself is no other block's.
-                mine = asked.startswith(_FIRST)
-                known = () if mine else (f"{_PREFIX}{asked}", asked)
-                stored = self.assets.checkpoint.tensors
-                name = next((each for each in known if each in stored), None)
+                number = _NUMBER.search(asked)
+                mine = number is not None and number[0] == _FIRST
+                name = None if mine else self._stored_as(asked)
                 if name is None or name in self.extras:
                     raise UserError(
                         f"{what}, wants '{asked}', which the checkpoint does not hold",
@@ -184,6 +183,13 @@ class _Conversion:
                 said_of = f"{what}, or the sharding of what it made, {said(error)}"
                 raise UserError(said_of) from error
         raise UserError(f"{what}, wants {', '.join(self.extras)} and more of other stages")
+
+    def _stored_as(self, asked: str) -> str | None:
+        """Return the stored name of a tensor of no block, which a model may hold under another."""
+        known = [
+            each for each in self.assets.checkpoint.tensors if f".{each}".endswith(f".{asked}")
+        ]
+        return min((each for each in known if not _NUMBER.search(each)), key=len, default=None)
 
 
 @contextlib.contextmanager
@@ -207,10 +213,14 @@ class StageForm:
 
     @classmethod
     def of(
-        cls, values: Mapping[str, torch.Tensor], stage: str, extras: Sequence[str], config: Any
+        cls,
+        values: Mapping[str, torch.Tensor],
+        renamed: Renaming,
+        extras: Sequence[str],
+        config: Any,
     ) -> StageForm:
         """Return the form of a stage of these stored tensors."""
-        tensors = [(renamed(n, stage), value.shape, value.dtype) for n, value in values.items()]
+        tensors = [(renamed(name), value.shape, value.dtype) for name, value in values.items()]
         keys = {name: repr(each) for name, each in vars(config).items() if name != "neuron_config"}
         return cls(tuple(values), (*tensors, *extras, *sorted(keys.items())))
 
@@ -276,14 +286,32 @@ def _cast(state: dict[str, torch.Tensor], config: Any) -> None:
 
 def stage_names(checkpoint: Checkpoint, stage: str, tied: bool) -> list[str]:
     """Return the stored tensors of a stage; of a tied head those of the embedding."""
-    owner = EMBEDDING if stage == HEAD and tied else stage
-    marks = (f"{_PREFIX}{owner}.", f"{owner}.")
-    return [name for name in checkpoint.weights if name.startswith(marks)]
+    return checkpoint.of_stage(EMBEDDING if stage == HEAD and tied else stage)
 
 
-def renamed(name: str, stage: str) -> str:
-    """Return a stored tensor's name in a model that has this stage's block as its first."""
-    inside = name.removeprefix(_PREFIX)
-    if Site(stage, "in").layer is None:
-        return inside
-    return inside.replace(f"{stage}.", "layers.0.", 1)
+@dataclass(frozen=True)
+class Renaming:
+    """Stored names in the state dict of a model that has a stage's block as its first.
+
+    NxDI puts ``new`` in the place of ``prefix`` before it converts, as the application says.
+    """
+
+    stage: str
+    prefix: str
+    new: str
+
+    @classmethod
+    def of(cls, application: Application, stage: str) -> Renaming:
+        """Return the names of a stage in an application's model."""
+        found = [
+            str(getattr(application.cls, f"_{which}STATE_DICT_MODEL_PREFIX", usual))
+            for which, usual in (("", "model."), ("NEW_", ""))
+        ]
+        return cls(stage, *found)
+
+    def __call__(self, name: str) -> str:
+        """Return the name of a stored tensor."""
+        if name.startswith(self.prefix):
+            name = self.new + name.removeprefix(self.prefix)
+        own = Site(self.stage, "in").layer is not None
+        return _NUMBER.sub(_FIRST, name, count=1) if own else name

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from layerparity.ground.errors import UserError
 from layerparity.ports.base import Call
+
+# What NxDI's adapter says a padded token's position is: a windowed cache takes the largest position
+# for the last token.
+_PADDED = 1
+
+
+class _Reached(Exception):  # noqa: N818
+    """A model's own forward has run its blocks: what is behind them is not asked for."""
 
 
 @dataclass(frozen=True)
@@ -17,47 +27,52 @@ class NxdiPass:
     """A prefill or a decode step. NxDI's rows begin with their first real token.
 
     ``shifts`` is int64 [batch]: how many padded tokens stand before each row of the prefill.
-    ``positions`` are int64 [batch, token] of the turned rows, ``seen`` int64 [batch], how many
-    real tokens of each row there are with this pass.
+    ``bucket`` is how many tokens of each row NxDI is given: those of the run, and padding behind
+    them. ``positions`` are int64 [batch, bucket] of the turned rows, ``seen`` int64 [batch], how
+    many real tokens of each row there are with this pass.
     """
 
     batch: int
     tokens: int
+    bucket: int
     prefill: bool
     shifts: torch.Tensor
     positions: torch.Tensor
     seen: torch.Tensor
 
     def turned(self, value: torch.Tensor) -> torch.Tensor:
-        """Return [batch, token, ...] with the padding of each row behind its tokens."""
-        return _rolled(value, -self.shifts) if self.prefill else value
+        """Return [batch, token, ...] with each row's padding behind it, [batch, bucket, ...]."""
+        if not self.prefill:
+            return value
+        behind = [0, 0] * (value.dim() - 2) + [0, self.bucket - self.tokens]
+        return functional.pad(_rolled(value, -self.shifts), behind)
 
     def back(self, value: torch.Tensor) -> torch.Tensor:
-        """Return [batch, token, ...] of turned rows as the run has them."""
-        return _rolled(value, self.shifts) if self.prefill else value
+        """Return [batch, bucket, ...] of turned rows as the run has them, [batch, token, ...]."""
+        return _rolled(value[:, : self.tokens], self.shifts) if self.prefill else value
 
     def given_to(self, model: Any, given: torch.Tensor, rank: int, count: int) -> torch.Tensor:
-        """Return what one of ``count`` ranks is given of [batch, token, channel].
+        """Return what one of ``count`` ranks is given of [batch, bucket, channel].
 
         Raises UserError where the ranks cannot share the tokens.
         """
         if not splits_tokens(model):
             return given
-        if self.tokens % count:
+        if self.bucket % count:
             raise UserError(
-                f"sequence_parallel_enabled shares {self.tokens} tokens among {count} ranks",
+                f"sequence_parallel_enabled shares {self.bucket} tokens among {count} ranks",
                 f"give prompts of a multiple of {count} tokens, or leave it out.",
             )
         # What is given is whole on every rank, and NxDI may add the ranks' up.
         return torch.zeros_like(given) if adds_embeddings(model) and rank else given
 
     def mask(self, model: Any) -> torch.Tensor:
-        """Return what NxDI makes its mask of, int32 [batch, bucket]."""
-        length = self.tokens if self.prefill else model.max_length
+        """Return what NxDI makes its masks of, int32 [batch, bucket]; in a step [batch, cache]."""
         if self.prefill:
-            return torch.ones(self.batch, length, dtype=torch.int32)
+            return (torch.arange(self.bucket)[None] < self.seen[:, None]).to(torch.int32)
         # What the cache holds; the new token is attended apart.
-        return (torch.arange(length)[None] < self.seen[:, None] - 1).to(torch.int32)
+        held = torch.arange(model.max_length)[None] < self.seen[:, None] - 1
+        return held.to(torch.int32)
 
     def through(
         self,
@@ -67,37 +82,25 @@ class NxdiPass:
         positions: torch.Tensor,
         cached: bool,
     ) -> torch.Tensor:
-        """Run the model's one block on [batch, token, channel], and update its cache if told to.
+        """Run the model's one block on [batch, bucket, channel], and update its cache if told to.
 
         ``mask`` is `mask`'s, ``positions`` those of the pass. What is returned is the block's
         output; where the ranks share the tokens, this rank's.
         """
         cache = getattr(model, "kv_mgr", None) if cached else None
-        # Where ranks share the tokens NxDI reads this key, and fails without it.
-        more: dict[str, Any] = {"num_queries": None} if splits_tokens(model) else {}
-        # The bucket that the pass is in, as NxDI's wrapper sets it.
-        model.n_positions = mask.shape[1]
-        attended = model.create_attn_mask(mask, self.prefill, False, position_ids=positions)
-        # NxDI ends with the model's last norm, and what is asked for stands before it.
-        after, model.norm = model.norm, nn.Identity()
         ends: list[torch.Tensor] = []
         # Where ranks share the tokens NxDI then keeps the last one alone: the hook sees them all.
         hook = model.layers[0].register_forward_hook(lambda _, __, end: ends.append(end[0]))
         try:
-            output, kept = model.get_model_output(
-                # Only the shape counts beside embeddings.
-                input_ids=torch.zeros(self.batch, self.tokens, dtype=torch.int64),
-                inputs_embeds=given,
-                attention_mask=attended,
-                position_ids=positions,
-                seq_ids=torch.arange(self.batch),
+            output, kept = self._forward(
+                model,
+                torch.zeros(given.shape[:2], dtype=torch.int64),
+                mask,
+                positions,
+                given,
                 update_cache=cache is not None,
-                is_for_context_encoding=self.prefill,
-                padding_mask=model.create_padding_mask(positions),
-                **more,
             )
         finally:
-            model.norm = after
             hook.remove()
         if cache is not None:
             # On Neuron these outputs are aliased to the cache; here nobody else puts them back.
@@ -105,6 +108,55 @@ class NxdiPass:
                 parameter.data = value
         result: torch.Tensor = ends[-1] if splits_tokens(model) else output
         return result
+
+    def embedded(self, model: Any, ids: torch.Tensor) -> torch.Tensor:
+        """Return what a model without blocks feeds its first, [batch, bucket, channel].
+
+        ``ids`` are int64 [batch, bucket]. A model may scale what its table holds, or add positions.
+        """
+        mask = torch.ones(ids.shape, dtype=torch.int32)
+        return self._forward(model, ids, mask, self.positions, None, update_cache=False)[0]
+
+    def _forward(
+        self,
+        model: Any,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        positions: torch.Tensor,
+        given: torch.Tensor | None,
+        *,
+        update_cache: bool,
+    ) -> tuple[torch.Tensor, Any]:
+        """Return what the model's own forward has behind its blocks, and the caches' values.
+
+        It makes the masks itself, of whatever kinds it has. ``given`` stands for its embeddings.
+        """
+        reached: list[tuple[torch.Tensor, Any]] = []
+
+        def output(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def call(**named: Any) -> Any:
+                embeddings = named.get("inputs_embeds") if given is None else given
+                told = {**named, "inputs_embeds": embeddings, "update_cache": update_cache}
+                reached.append(plain(**told))
+                raise _Reached
+
+            return call
+
+        # The bucket that the pass is in, as NxDI's wrapper sets it.
+        model.n_positions = mask.shape[1]
+        # NxDI ends with the model's last norm, and what is asked for stands before it.
+        after, model.norm = model.norm, nn.Identity()
+        model.get_model_output = output(model.get_model_output)
+        # Of a prompt of one token it would be a step, and a bucket has more.
+        model._is_context_encoding = lambda _: self.prefill or given is None
+        try:
+            model.forward(ids, mask, positions, torch.arange(self.batch), torch.ones(self.batch, 3))
+        except _Reached:
+            pass
+        finally:
+            model.norm = after
+            del model.get_model_output, model._is_context_encoding
+        return reached[-1]
 
 
 def splits_tokens(model: Any) -> bool:
@@ -118,17 +170,20 @@ def adds_embeddings(model: Any) -> bool:
     return splits_tokens(model) and bool(getattr(neuron, "vocab_parallel", False))
 
 
-def pass_of(call: Call) -> NxdiPass:
-    """Return a call as NxDI takes it."""
+def pass_of(call: Call, window: int) -> NxdiPass:
+    """Return a call as NxDI takes it, whose cache keeps the last ``window`` tokens, if not all."""
     # A prompt of one token is a prefill, too: nothing stands before it.
     prefill = call.tokens > 1 or call.attention_mask.shape[1] == call.tokens
     mask = call.attention_mask
     # Rows are padded on the left: the first 1 is where a row begins.
-    shifts = mask.argmax(1)
-    positions = call.position_ids
+    shifts, seen = mask.argmax(1), mask.sum(1)
+    positions, bucket = call.position_ids, call.tokens
     if prefill:
-        positions = torch.arange(call.tokens)[None].expand(call.batch, -1).contiguous()
-    return NxdiPass(call.batch, call.tokens, prefill, shifts, positions, mask.sum(1))
+        # NxDI cuts a window out of the bucket, which has to hold one.
+        bucket = max(bucket, window)
+        places = torch.arange(bucket)[None].expand(call.batch, -1)
+        positions = places.where(places < seen[:, None], torch.tensor(_PADDED))
+    return NxdiPass(call.batch, call.tokens, bucket, prefill, shifts, positions, seen)
 
 
 def _rolled(value: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:

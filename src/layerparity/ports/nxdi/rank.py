@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from layerparity.anatomy.family import ROUTED
+from layerparity.anatomy.family import ROUTED, Tap
 from layerparity.anatomy.shards import ExpertGroups, padded
 from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Site
 from layerparity.anatomy.sizes import sizes_of
@@ -17,10 +17,11 @@ from layerparity.ground.errors import UserError, said
 from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
 from layerparity.ports.base import Call
 from layerparity.ports.nxdi import absent, groups
-from layerparity.ports.nxdi.application import Application, configured, import_named, narrow
+from layerparity.ports.nxdi.application import Application, import_named
+from layerparity.ports.nxdi.configuration import Described, configured, narrow
 from layerparity.ports.nxdi.loading import StageWeights, Traces, loaded
 from layerparity.ports.nxdi.passes import NxdiPass, adds_embeddings, pass_of, splits_tokens
-from layerparity.ports.nxdi.sites import SITES, RankLayout, Watched, channels_of, weights_of
+from layerparity.ports.nxdi.sites import RankLayout, Watched, channels_of, weights_of
 from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
 
 OUTSIDE = (EMBEDDING, NORM, HEAD)
@@ -77,18 +78,16 @@ class NxdiRank(RankSide):
         super().__init__(assets)
         self.application: Application = import_named(model, tuple(path))
         self.neuron = dict(neuron_config or {})
-        self.values = {**assets.checkpoint.config, **(model_config or {})}
+        folder, config = assets.checkpoint.folder, assets.checkpoint.config
+        self.described = Described.of(folder, config, model_config or {})
         self.names = dict(names or {})
-        count = sizes_of(assets.checkpoint.config).experts
-        self.experts = ExpertGroups(count, assets.count, expert_groups)
+        self.sizes = sizes_of(config)
+        self.experts = ExpertGroups(self.sizes.experts, assets.count, expert_groups)
         self.dtype: torch.dtype = getattr(torch, assets.dtype)
         self._stages: dict[str, _Stage] = {}
         self._traces = Traces()
         # Any will do until a pass says its own: `place` only tries the configuration.
         self._sizes = (1, 8)
-        taps = {tap.local for tap in assets.family.taps}
-        # What no other implementation of the family shows has nothing to be compared with.
-        self._tapped = [local for local in SITES if local in taps]
         self._room = 0
         self._pass: NxdiPass | None = None
 
@@ -104,20 +103,18 @@ class NxdiRank(RankSide):
 
     def place(self, stages: Sequence[str]) -> int:
         """Check that the configuration and the blocks can be made; return bytes of weights."""
-        self._config(layers=1)
-        stored = self.assets.checkpoint.tensors.values()
-        # With its dot, for layers.1 also begins layers.10.
-        wanted = {stage if stage in OUTSIDE else f"{stage}." for stage in stages}
+        self._config(0, 1)
+        checkpoint = self.assets.checkpoint
         unknown = [stage for stage in stages if stage not in OUTSIDE and stage.count(".") > 1]
         if unknown:
             raise UserError(
                 f"port=nxdi runs whole blocks, and {unknown[0]} is a component of one",
                 "leave component out: its sites are observed within the block.",
             )
-        sizes = [each.bytes for each in stored if any(mark in each.name for mark in wanted)]
-        return sum(sizes) // self.assets.count
+        names = {name for stage in stages for name in checkpoint.of_stage(stage)}
+        return sum(checkpoint.tensors[name].bytes for name in names) // self.assets.count
 
-    def _config(self, layers: int, prefill: bool = True) -> Any:
+    def _config(self, first: int, layers: int, prefill: bool = True) -> Any:
         """Return the application's configuration for a model of so many blocks, of one kind."""
         batch, tokens = self._sizes
         length = max(self._room, tokens)
@@ -132,12 +129,11 @@ class NxdiRank(RankSide):
         if self.experts.groups > 1:
             neuron["moe_tp_degree"] = self.experts.ranks
             neuron["moe_ep_degree"] = self.experts.groups
-        values = {**self.values, "num_hidden_layers": layers}
+        values = self.described.blocks(first, layers, length)
         if layers:
             # A block needs no vocabulary, and one that the ranks cannot share would refuse it.
-            size, count = int(values["vocab_size"]), self.assets.count
-            values["vocab_size"] = padded(size, count)
-        made = configured(self.application, values, neuron)
+            values["vocab_size"] = padded(int(values["vocab_size"]), self.assets.count)
+        made = configured(self.application, self.described, values, neuron)
         # As NxDI's application does for each of the models that it compiles.
         made.neuron_config.is_prefill_stage = prefill
         made.neuron_config.n_active_tokens = tokens if prefill else 1
@@ -152,9 +148,10 @@ class NxdiRank(RankSide):
 
     def begin(self, call: Call) -> None:
         """Prepare a pass: NxDI pads on the right, so rows are turned until they begin."""
-        self._pass = pass_of(call)
+        window = min(self.described.window, self._room)
+        self._pass = pass_of(call, window)
         if self._pass.prefill:
-            self._sizes = (call.batch, call.tokens)
+            self._sizes = (call.batch, self._pass.bucket)
 
     def load(self, stage: str) -> dict[str, str]:
         """Build a model of the stage alone, convert its weights and load this rank's share."""
@@ -172,16 +169,18 @@ class NxdiRank(RankSide):
         made = _Stage(stage, model, step, weights)
         if layer is not None:
             attention = Watched(model.layers[0], self.names).module("self_attn")
-            made.layout = channels_of(weights.origins, weights.shapes, attention)
+            sharing = self.sizes.heads // max(1, self.sizes.kv_heads)
+            made.layout = channels_of(weights.origins, weights.shapes, attention, sharing)
         self._stages[stage] = made
         return weights.used
 
     def _built(self, layer: int | None, prefill: bool) -> tuple[Any, Any]:
         """Return a model of block ``layer``, or of none, without weights; and its configuration."""
         # Outside the blocks, a converter must not look for any.
-        config = self._config(layers=0 if layer is None else 1, prefill=prefill)
+        count = self.described.count
+        config = self._config(layer or 0, 0 if layer is None else 1, prefill)
         if layer is not None:
-            narrow(config, layer, int(self.values["num_hidden_layers"]))
+            narrow(config, layer, count)
         try:
             model = self.application.model(config)
         except UserError:
@@ -189,7 +188,7 @@ class NxdiRank(RankSide):
         except Exception as error:
             raise UserError(f"building {self.application.model.__name__} {said(error)}") from error
         if layer is not None:
-            whole = self._config(int(self.values["num_hidden_layers"]), prefill)
+            whole = self._config(0, count, prefill)
             model.layers[0] = self.application.block(model.layers[0], config, whole, layer)
         model.eval()
         # As NxDI does with a model before it traces it.
@@ -215,15 +214,27 @@ class NxdiRank(RankSide):
             given = given.to(self.dtype)
         with torch.no_grad(), absent.running():
             if stage in OUTSIDE:
+                model = made.model(now)
+                if stage == EMBEDDING and not splits_tokens(model):
+                    return self._outside(stage, model, now.embedded(model, given))
                 output = made.module(now)(given)
                 value = output[0] if isinstance(output, tuple) else output
-                return self._outside(stage, made.model(now), value)
-            watched, model = Watched(made.module(now), self.names), made.model(now)
+                return self._outside(stage, model, value)
+            watched, model = self._watched(made, now), made.model(now)
             own = now.given_to(model, given, self.assets.rank, self.assets.count)
             mask = now.mask(model)
             with watched.watching():
                 output = now.through(model, own, mask, now.positions, cached=bool(self._room))
         return self._observed(stage, watched.seen, output)
+
+    def _watched(self, made: _Stage, now: NxdiPass) -> Watched:
+        return Watched(made.module(now), self.names, self.taps(made.name))
+
+    def taps(self, stage: str) -> list[Tap]:
+        """Return the family's taps of a block that are wanted: no other model has more to show."""
+        layer, wanted = Site(stage, "in").layer, self.assets.wanted
+        taps = [] if stage in OUTSIDE else self.assets.family.taps
+        return [tap for tap in taps if wanted(layer=layer, local=tap.local)]
 
     def _outside(self, stage: str, model: Any, value: torch.Tensor) -> RankObserved:
         """Return what a stage outside the blocks gives on this rank, and which part it is."""
@@ -233,7 +244,7 @@ class NxdiRank(RankSide):
         if stage == EMBEDDING and adds_embeddings(model):
             share = TERM
         elif stage == HEAD:
-            size, own = int(self.values["vocab_size"]), value.shape[-1]
+            size, own = int(self.described.values["vocab_size"]), value.shape[-1]
             if own < size:
                 # Each rank samples from its part of the vocabulary, so nobody gathers it.
                 first = self.assets.rank * own
@@ -250,12 +261,12 @@ class NxdiRank(RankSide):
         """Return a block's output and what was ``seen`` in it, in canonical layout."""
         made, now = self._stages[stage], self._pass
         assert now is not None
-        layer = Site(stage, "in").layer
-        attention: Any = Watched(made.module(now), self.names).module("self_attn")
+        attention: Any = self._watched(made, now).module("self_attn")
         parted = splits_tokens(made.model(now))
         layout = RankLayout(
             now.batch,
-            now.tokens,
+            now.bucket if now.prefill else now.tokens,
+            self.sizes.hidden,
             int(getattr(attention, "head_dim", 0)),
             made.layout,
             self.assets.rank,
@@ -265,9 +276,7 @@ class NxdiRank(RankSide):
         end = layout.canonical("out", output)
         assert end is not None, "a block gives a tensor for each token"
         observed = RankObserved(now.back(end.value), end.share)
-        for local in self._tapped:
-            if not self.assets.wanted(layer=layer, local=local):
-                continue
+        for local in (tap.local for tap in self.taps(stage)):
             shown = layout.canonical(local, seen[local]) if local in seen else None
             if shown is None:
                 observed.unseen[local] = "NxDI's block gives no such tensor here"

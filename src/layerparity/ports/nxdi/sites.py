@@ -6,7 +6,7 @@ heads it computes, whatever was padded, replicated or permuted on the way. See `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from layerparity.anatomy.family import CHOICES, EXPERTS, HEADS, HIDDEN, ROUTED
+from layerparity.anatomy.family import CHOICES, EXPERTS, HEADS, HIDDEN, ROUTED, Tap
 from layerparity.anatomy.site import SiteSpec
 from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
 from layerparity.ports.nxdi import weighing
@@ -74,7 +74,7 @@ _SEEN = (
 )
 _ROTATED = {"self_attn:q_rotated": 0, "self_attn:k_rotated": 1}
 _WEIGHTS = "mlp.gate:weights"
-SITES = (*(each.local for each in _SEEN), *_ROTATED, _WEIGHTS)
+_KNOWN = {*(each.local for each in _SEEN), *_ROTATED, _WEIGHTS}
 # The projection whose rows (or columns, of o_proj) say which channels a site holds on this rank.
 _PROJECTIONS = {
     "self_attn.q_proj:out": ("q_proj", 0),
@@ -98,10 +98,14 @@ _SPECS: dict[str, SiteSpec] = {
 
 @dataclass
 class Watched:
-    """What one call of a block showed, as its modules gave it, by site inside the block."""
+    """What one call of a block showed, as its modules gave it, by site inside the block.
+
+    ``taps`` are the family's: of a module that NxDI calls the same they are seen, too.
+    """
 
     block: nn.Module
     names: Mapping[str, str] = field(default_factory=dict)
+    taps: Sequence[Tap] = ()
     seen: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def module(self, name: str) -> nn.Module | None:
@@ -122,6 +126,11 @@ class Watched:
                 module = self.module(each.module)
                 if module is not None:
                     stack.callback(self._hook(module, each).remove)
+            modules = dict(self.block.named_modules())
+            for tap in self.taps:
+                if tap.module in modules and tap.local not in _KNOWN and tap.is_of_module:
+                    own = _ModuleSite(tap.local, tap.module, tap.pick or 0, tap.of_input)
+                    stack.callback(self._hook(modules[tap.module], own).remove)
             attention, experts = self.module("self_attn"), self.module("mlp.experts")
             # Rotated queries and keys are no module's output, so no hook sees them.
             if hasattr(attention, _PREPARED):
@@ -199,10 +208,12 @@ class RankLayout:
     ``channels`` are by projection the places of its own channels in the whole, -1 for padding.
     ``partial`` says whether experts' outputs are terms of a sum over the ranks; ``parts`` is how
     many ranks share the tokens between the layers (sequence parallelism), of which this is one.
+    ``width`` is that of the model's hidden states.
     """
 
     batch: int
     tokens: int
+    width: int
     head_dim: int
     channels: Mapping[str, torch.Tensor]
     rank: int
@@ -221,6 +232,9 @@ class RankLayout:
             whole[:, self.rank] = value.reshape(self.batch, own, -1)
             return Shown(whole.flatten(1, 2), spec, TERM)
         if value.numel() % (self.batch * self.tokens):
+            return None
+        if local not in _KNOWN and value.shape[-1] != self.width:
+            # Of a module that no port knows, a rank's share has no place in the whole.
             return None
         # NxD adds the ranks' experts up behind them, in the module around.
         share = TERM if local == "mlp.experts:out" and self.partial else WHOLE
@@ -252,28 +266,61 @@ class RankLayout:
 
 
 def channels_of(
-    origins: Mapping[str, ElementOrigin], shapes: Mapping[str, torch.Size], attention: Any
+    origins: Mapping[str, ElementOrigin],
+    shapes: Mapping[str, torch.Size],
+    attention: Any,
+    sharing: int,
 ) -> dict[str, torch.Tensor]:
     """Return where this rank's channels stand in the whole, int64 [channel], by projection.
 
     ``origins`` are those of the rank's parameters, ``shapes`` those of the stored tensors;
-    ``attention`` knows how many heads the rank has. A rank may have nothing but padded heads.
+    ``attention`` knows how many heads the rank has, and ``sharing`` heads of the model have one
+    head of keys. A rank may have nothing but padded heads.
     """
-    found: dict[str, torch.Tensor] = {}
     size = int(getattr(attention, "head_dim", 0))
     heads = int(getattr(attention, "num_heads", 0))
     keys = int(getattr(attention, "num_key_value_heads", 0))
-    for name, axis in set(_PROJECTIONS.values()):
-        own = heads if name in ("q_proj", "o_proj") else keys
-        found[name] = torch.full((own * size,), -1)
-        for origin in origins.values():
-            stored = [each for each in origin.stored if each.endswith(f"self_attn.{name}.weight")]
-            if not stored or origin.name.dim() != 2:
+    counts = {"q_proj": heads, "k_proj": keys, "v_proj": keys, "o_proj": heads}
+    found = {name: torch.full((own * size,), -1) for name, own in counts.items()}
+    # The projection behind attention comes first: of others that are stored as one, its channels
+    # tell the heads.
+    for name, axis in (("o_proj", 1), ("q_proj", 0), ("k_proj", 0), ("v_proj", 0)):
+        for parameter, origin in origins.items():
+            number = next((n for n in origin.held if _is_of(name, origin.names[n])), None)
+            fused = number is None and f".{name}." in f".{parameter}" and len(origin.held) == 1
+            if fused:
+                number = origin.held[0]
+            if number is None or origin.name.dim() != 2:
                 continue
-            channels = _along(origin, origin.names.index(stored[0]), shapes[stored[0]], axis)
-            if channels is not None:
-                found[name] = channels
+            channels = _along(origin, number, shapes[origin.names[number]], axis)
+            if channels is None or (fused and len(channels) != len(found[name])):
+                continue
+            if fused and name != "o_proj":
+                channels = _by_heads(channels, found["o_proj"], size, counts[name], sharing)
+            found[name] = channels
     return found
+
+
+def _is_of(projection: str, stored: str) -> bool:
+    return stored.endswith(f".{projection}.weight") and "attn" in stored.rsplit(".", 3)[-3]
+
+
+def _by_heads(
+    rows: torch.Tensor, context: torch.Tensor, size: int, count: int, sharing: int
+) -> torch.Tensor:
+    """Return where channels of queries, keys or values stand, of rows of one stored matrix of all.
+
+    ``rows`` are int64 [channel], -1 for padding, ``context`` is where the channels behind attention
+    stand: queries have the same heads, and the heads that share keys stand beside each other.
+    Within a head rows stand as its channels do, wherever in the matrix it begins.
+    """
+    heads = torch.where(context >= 0, context // size, -1).reshape(-1, size)[:, 0]
+    if count < len(heads):
+        # Of a group some may be padding.
+        heads = heads.reshape(count, -1).amax(1)
+        heads = torch.where(heads >= 0, heads // sharing, -1)
+    whole = heads.repeat_interleave(size)
+    return torch.where((rows >= 0) & (whole >= 0), whole * size + rows % size, -1)
 
 
 def _along(origin: ElementOrigin, number: int, shape: torch.Size, axis: int) -> torch.Tensor | None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from blake3 import blake3
 from torch import nn
 
+from layerparity.anatomy.family import Tap
 from layerparity.ground.files import text_digest
 from layerparity.ports.nxdi.passes import NxdiPass
 from layerparity.ports.nxdi.sites import Watched
@@ -27,7 +28,7 @@ class BlockModule(nn.Module):
     """A model of one block: returns the block's output, and the sites that ``shown`` names then."""
 
     def __init__(
-        self, model: Any, now: NxdiPass, names: Mapping[str, str], taps: Collection[str]
+        self, model: Any, now: NxdiPass, names: Mapping[str, str], taps: Sequence[Tap]
     ) -> None:
         super().__init__()
         self.model = model
@@ -41,13 +42,14 @@ class BlockModule(nn.Module):
         position_ids: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Return [batch, token, channel], and each site as NxDI has it on this rank."""
-        watched = Watched(self.model.layers[0], self._names)
+        watched = Watched(self.model.layers[0], self._names, self._taps)
         with watched.watching():
             output = self._now.through(
                 self.model, hidden_states, attention_mask, position_ids, cached=False
             )
         # A compiled graph hands out tensors without names: they are those of this moment.
-        self.shown = tuple(each for each in watched.seen if each in self._taps)
+        wanted = {tap.local for tap in self._taps}
+        self.shown = tuple(each for each in watched.seen if each in wanted)
         return (output, *(watched.seen[each] for each in self.shown))
 
 

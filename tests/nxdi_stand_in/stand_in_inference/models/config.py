@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,8 +58,11 @@ class InferenceConfig:
         """Return the names that a configuration has to have."""
         return list(self.required)
 
-    def __init__(self, neuron_config: NeuronConfig, **values: Any) -> None:
+    def __init__(
+        self, neuron_config: NeuronConfig, load_config: Callable[[Any], None], **values: Any
+    ) -> None:
         self.neuron_config = neuron_config
+        load_config(self)
         vars(self).update(values)
         missing = [name for name in self.required if not hasattr(self, name)]
         if missing:

@@ -38,6 +38,34 @@ class NeuronBaseModel(nn.Module):
         self.lm_head.everybody_is_rank_0 = neuron.mistake == "head_of_rank_0"
         self.kv_mgr = KVCacheManager(config)
 
+    def _is_context_encoding(self, input_ids: torch.Tensor) -> bool:
+        return input_ids.shape[-1] > 1
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        seq_ids: torch.Tensor,
+        sampling_params: torch.Tensor,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the logits of each row's last token, and each layer's keys and values."""
+        encodes = self._is_context_encoding(input_ids)
+        hidden, kept = self.get_model_output(
+            input_ids=input_ids,
+            attention_mask=self.create_attn_mask(attention_mask, encodes, False, position_ids),
+            position_ids=position_ids,
+            seq_ids=seq_ids,
+            inputs_embeds=inputs_embeds,
+            update_cache=True,
+            is_for_context_encoding=encodes,
+            padding_mask=self.create_padding_mask(position_ids),
+            num_queries=None,
+        )
+        last = hidden[torch.arange(len(hidden)), position_ids.argmax(1).clamp(max=hidden.shape[1])]
+        return self.lm_head(last[:, None]), kept
+
     def create_attn_mask(
         self,
         attention_mask: torch.Tensor,

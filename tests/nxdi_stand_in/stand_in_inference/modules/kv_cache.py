@@ -35,11 +35,15 @@ class KVCacheManager(nn.Module):
         seq_ids: torch.Tensor,
         position_ids: torch.Tensor,
     ) -> list[torch.Tensor]:
-        """Return a layer's keys and values with new ones, each at its token's position."""
+        """Return a layer's keys and values with new ones: in a step, at its token's position.
+
+        A prefill's stand in front, for what pads them has no position of its own.
+        """
         made = []
         for old, fresh in zip(self.past_key_values[2 * layer : 2 * layer + 2], new, strict=True):
             whole = old.clone()
-            places = position_ids[:, None, :, None].expand(fresh.shape)
+            places = position_ids if position_ids.shape[1] == 1 else torch.arange(fresh.shape[2])
+            places = places.expand(len(fresh), -1)[:, None, :, None].expand(fresh.shape)
             whole[seq_ids] = whole[seq_ids].scatter(2, places, fresh.to(whole.dtype))
             made.append(whole)
         return made
