@@ -21,7 +21,7 @@ from layerparity.judge.weights_kind import (
     sliced,
 )
 from layerparity.model.weight_types import is_scale
-from layerparity.record.manifest import WeightPrint
+from layerparity.record.manifest import COMPUTED, WeightPrint
 from layerparity.record.weights import CHANGED_DTYPE, Fate, WeightFinding
 
 Prints = Mapping[str, Mapping[str, WeightPrint]]
@@ -102,7 +102,7 @@ def _owners(prints: Prints) -> Iterator[tuple[str, str]]:
     for tensors in prints.values():
         for name, each in tensors.items():
             right = each.expected or each
-            if not is_constant(right):
+            if right.digest and not is_constant(right):
                 yield right.digest, name
 
 
@@ -119,6 +119,9 @@ def _cases(
     elsewhere = {n for n in (*inside, *(loaded or ())) if not is_scale(n)}
     for name in sorted({*prints, *elsewhere}):
         actual, other = prints.get(name), known.get(name)
+        if actual is not None and actual.checkpoint == COMPUTED:
+            # The sites that it reaches are judged, and they alone.
+            continue
         # It should be what the checkpoint holds, else what the other side does.
         right = actual if actual is not None and actual.checkpoint else other
         expected = (right.expected or right) if right is not None else None

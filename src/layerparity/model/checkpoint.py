@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +13,10 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import refuse_pointer, text_digest
 from layerparity.ground.parse import parse_json
 from layerparity.model import weight_types
-from layerparity.model.architecture import stage_paths, usual_names
+from layerparity.model.architecture import usual_names
 from layerparity.model.contradiction import contradiction
 from layerparity.model.header import Header, Stamp, Stored, read_header, stamp
+from layerparity.model.stage_names import StageNames, stage_of_name
 
 if TYPE_CHECKING:
     import torch
@@ -26,12 +26,8 @@ if TYPE_CHECKING:
     from layerparity.model.tensor_hashes import TensorHashes
 
 INDEX = "model.safetensors.index.json"
-# What the names of all but the head begin with, in most checkpoints.
-_WITHIN = "model."
 _SAFETENSORS = "*.safetensors"
 GGUF = ".gguf"
-# The stage in a tensor's name, once what stands before it is taken away.
-_STAGE = re.compile(rf"(layers\.\d+|{EMBEDDING}|norm|{HEAD})\.")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Keys that say where or how a config was written, not what the architecture is.
 _CONFIG_NOISE = {
@@ -144,13 +140,13 @@ class Checkpoint:
         """Say whether the stages need a tensor, by its name: what is of none of them, all do."""
         if self.stages is None:
             return True
-        stage = _stage_of(name)
+        stage = stage_of_name(name)
         tied = stage == EMBEDDING and HEAD in self.stages and self._tied
         return stage is None or stage in self.stages or tied
 
     @cached_property
     def _tied(self) -> bool:
-        return not any(_stage_of(name) == HEAD for name in self.index)
+        return not any(stage_of_name(name) == HEAD for name in self.index)
 
     @cached_property
     def absent(self) -> frozenset[str]:
@@ -169,25 +165,11 @@ class Checkpoint:
 
         Of a head that is stored nowhere, those of the embedding, which it is tied to.
         """
-        own = self._beginning_with(f"{_WITHIN}{stage}.", f"{stage}.")
-        if not own and (paths := self._paths(stage)):
-            # A checkpoint may be of the decoder alone, which the model holds under a name.
-            bare = (path.partition(".")[2] for path in paths)
-            own = self._beginning_with(*(f"{path}." for path in (*paths, *bare) if path))
-        return self.of_stage(EMBEDDING) if stage == HEAD and not own else own
-
-    def _beginning_with(self, *marks: str) -> list[str]:
-        return [name for name in self.weights if name.startswith(marks)]
-
-    def _paths(self, stage: str) -> list[str]:
-        """Return the paths of a stage's modules in transformers' own model."""
-        head, _, rest = stage.partition(".")
-        paths = self._stage_paths.get(head, ())
-        return [f"{path}.{rest}" if rest else path for path in paths]
+        return self._names.of(stage)
 
     @cached_property
-    def _stage_paths(self) -> dict[str, tuple[str, ...]]:
-        return stage_paths(self.config)
+    def _names(self) -> StageNames:
+        return StageNames(self.weights, self.config)
 
     @cached_property
     def lonely_scales(self) -> list[str]:
@@ -365,12 +347,6 @@ class Checkpoint:
             return gguf_refusal(gguf)
         found = f"{self.folder} holds no .safetensors file"
         return UserError(found, "give another model.path.")
-
-
-def _stage_of(name: str) -> str | None:
-    """Return the stage of a tensor by its stored name; None where it is of none that is known."""
-    found = _STAGE.match(name.removeprefix(_WITHIN))
-    return found[1] if found else None
 
 
 def gguf_refusal(file: Path) -> UserError:

@@ -75,6 +75,10 @@ class ModelPrint:
     config_digest: str
 
 
+# A graph holds what was computed from the tensor: the print knows no values, and its hash is empty.
+COMPUTED = "computed"
+
+
 @dataclass(frozen=True)
 class WeightPrint:
     """What a graph holds of one tensor of the checkpoint.
@@ -85,9 +89,10 @@ class WeightPrint:
     numbers; of a tensor that holds the very bits of the checkpoint, at most min and max are kept.
     ``target`` is the place in the model, such as ``layers.0.mlp.experts.gate_up_proj``.
     ``checkpoint`` says how the values stand to the stored tensor of dtype ``stored``: ``equal``,
-    ``rounded`` (equal once rounded), ``differs``, or empty where nobody looked; ``expected`` is the
-    print they should have had, where they differ. ``kept`` are the first position of the first axis
-    and the one after the last that are the checkpoint's, where a rank holds that slice alone.
+    ``rounded`` (equal once rounded), ``differs``, `COMPUTED`, or empty where nobody looked;
+    ``expected`` is the print they should have had, where they differ. ``kept`` are the first
+    position of the first axis and the one after the last that are the checkpoint's, where a rank
+    holds that slice alone.
     """
 
     shape: tuple[int, ...]

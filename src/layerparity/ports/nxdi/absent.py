@@ -21,6 +21,7 @@ import torch
 
 from layerparity.ground.errors import UserError
 from layerparity.machine.neuron_packages import looks_real, offer_fx
+from layerparity.ports.nxdi.transformers_4 import offer_outputs
 
 COMPILED = ("torch_neuronx", "libneuronxla", "neuronxcc", "nki", "nkilib")
 # torch_xla asks for this one while it is imported itself, and would believe a stand-in.
@@ -145,16 +146,7 @@ def install() -> None:
     # NxD names classes of AWS's compiled library while it is imported.
     classes.neuron = Absent("torch.classes.neuron")
     offer_fx()
-    _offer_outputs()
-
-
-def _offer_outputs() -> None:
-    """Give NxDI the names that transformers 5 dropped: it only checks against them."""
-    from transformers import generation
-
-    for name in ("SampleDecoderOnlyOutput", "SampleEncoderDecoderOutput"):
-        if not hasattr(generation, name):
-            setattr(generation, name, type(name, (), {}))
+    offer_outputs()
 
 
 def without_markers(package: str) -> None:

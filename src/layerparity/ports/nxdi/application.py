@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -19,8 +20,11 @@ from torch import nn
 from layerparity.ground.errors import UserError, nearest, said
 from layerparity.ports.nxdi import absent
 from layerparity.ports.nxdi.named import no_module, refuse_missing
+from layerparity.ports.nxdi.transformers_4 import offer_values
 
 CONVERTER = "convert_hf_to_neuron_state_dict"
+# Where NxDI's own hook is that fills a configuration.
+_LOADER = "neuronx_distributed_inference.utils.hf_adapter"
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,9 @@ def import_named(target: str, paths: tuple[str, ...]) -> Application:
     # In front: sources that are named here count before any that is installed.
     sys.path[:0] = [str(Path(path).absolute()) for path in paths]
     absent.install()
+    with suppress(ImportError):
+        # Before the model's module, which may take the hook from there by name.
+        offer_values(importlib.import_module(_LOADER))
     module_name, _, name = target.rpartition(".")
     try:
         module = importlib.import_module(module_name)

@@ -17,6 +17,7 @@ from typing import Any
 from layerparity.ground.errors import UserError, said
 from layerparity.model.architecture import read_config
 from layerparity.ports.nxdi.application import Application
+from layerparity.ports.nxdi.transformers_4 import Values, rotary_of, values_of
 
 _COUNT = "num_hidden_layers"
 # Configurations that say which layers are of a kind, by their numbers.
@@ -34,19 +35,19 @@ class Described:
     ``renamed`` are usual names by the architecture's own, ``nested`` configurations within it.
     """
 
-    stored: Mapping[str, Any]
-    values: Mapping[str, Any]
+    stored: Values
+    values: Values
     renamed: Mapping[str, str]
     nested: tuple[str, ...]
 
     @classmethod
-    def of(cls, folder: Path, config: Mapping[str, Any], own: Mapping[str, Any]) -> Described:
+    def of(cls, folder: Path, config: Values, own: Values) -> Described:
         """Return what a folder's ``config`` says, with the user's ``own`` keys in front."""
         from transformers import PretrainedConfig
 
         known = read_config(config)
         stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        said_of = {**known.to_dict(), **_beyond(config), **config, **own}
+        said_of = {**known.to_dict(), **values_of(config), **config, **own}
         # The type is the run's, and NxDI would load its own weights from a path.
         for name in ("dtype", "torch_dtype", "_name_or_path"):
             said_of.pop(name, None)
@@ -54,7 +55,7 @@ class Described:
             said_of["pad_token_id"] = 0
         nested = [n for n in said_of if isinstance(getattr(known, n, None), PretrainedConfig)]
         renamed = {name: usual for usual, name in getattr(known, "attribute_map", {}).items()}
-        stored |= {name: said_of[name] for name in (*_beyond(config), *own)}
+        stored |= {name: said_of[name] for name in (*rotary_of(config), *own)}
         return cls(stored, said_of, renamed, tuple(nested))
 
     @property
@@ -69,13 +70,13 @@ class Described:
         used = self.values.get("use_sliding_window", True)
         return window if used and isinstance(window, int) and window > 0 else 0
 
-    def blocks(self, first: int, count: int, tokens: int) -> dict[str, Any]:
+    def blocks(self, first: int, count: int, tokens: int) -> dict[str, object]:
         """Return the values for a model of so many blocks from one on, fed so many tokens.
 
         What is listed by layer is cut to theirs, and a window to all there is to see: NxDI's caches
         have to be filled by the first pass.
         """
-        values = dict(self.values)
+        values: dict[str, object] = dict(self.values)
         if count < self.count:
             values |= _cut(values, first, count, self.count)
         if self.window:
@@ -88,9 +89,9 @@ class Described:
         return values
 
 
-def _cut(values: Mapping[str, Any], first: int, count: int, of: int) -> dict[str, Any]:
+def _cut(values: Values, first: int, count: int, of: int) -> Values:
     """Return the values that list something by layer, for ``count`` of the ``of`` layers."""
-    cut: dict[str, Any] = {}
+    cut: dict[str, object] = {}
     for name, value in values.items():
         if name == _DENSE_FIRST and isinstance(value, int):
             cut[name] = max(0, value - first)
@@ -111,8 +112,8 @@ def narrow(config: Any, layer: int, of: int) -> None:
 def configured(
     application: Application,
     described: Described,
-    values: Mapping[str, Any],
-    neuron: Mapping[str, Any],
+    values: Values,
+    neuron: Values,
 ) -> Any:
     """Return the application's configuration of ``values`` and NeuronConfig's keys.
 
@@ -133,9 +134,7 @@ def configured(
         ) from error
 
 
-def _from_folder(
-    config_class: Any, described: Described, values: Mapping[str, Any], neuron: Any
-) -> Any:
+def _from_folder(config_class: Any, described: Described, values: Values, neuron: Any) -> Any:
     """Return what a class reads from a folder with a config.json of ``values``."""
     # What a file of transformers 4 would say, and nothing that transformers takes for granted.
     told = {name: value for name, value in values.items() if name in described.stored}
@@ -145,7 +144,7 @@ def _from_folder(
         return config_class.from_pretrained(folder, neuron_config=neuron)
 
 
-def _hook(described: Described, values: Mapping[str, Any]) -> Callable[[Any], None]:
+def _hook(described: Described, values: Values) -> Callable[[Any], None]:
     """Return what a configuration is filled by, as NxDI's ``load_pretrained_config`` fills it."""
 
     def load(config: Any) -> None:
@@ -154,23 +153,3 @@ def _hook(described: Described, values: Mapping[str, Any]) -> Callable[[Any], No
         config.attribute_map = {usual: name for name, usual in described.renamed.items()}
 
     return load
-
-
-def _beyond(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what transformers 4 had at the top of a configuration, and 5 nests or leaves out."""
-    rope = config.get("rope_parameters") or {}
-    local = rope.get("sliding_attention")
-    if local is not None:
-        rope = rope.get("full_attention") or local
-    scaled = rope.get("rope_type", "default") != "default"
-    more = {"rope_local_base_freq": local["rope_theta"]} if local and "rope_theta" in local else {}
-    if "partial_rotary_factor" in rope:
-        more["partial_rotary_factor"] = rope["partial_rotary_factor"]
-    return {
-        "rope_theta": rope.get("rope_theta", config.get("rope_theta", 10000.0)),
-        "rope_scaling": dict(rope) if scaled else None,
-        "output_attentions": False,
-        "output_hidden_states": False,
-        "use_return_dict": True,
-        **more,
-    }

@@ -38,13 +38,14 @@ class StageWeights:
     """A stage's weights in its modules: what was read, and where each element went.
 
     ``used`` are the hashes of stored tensors that the modules hold elements of; ``origins`` are by
-    parameter, ``shapes`` by stored name.
+    parameter, ``shapes`` by stored name. The converter computes with those that are ``computed``.
     """
 
     parameters: dict[str, torch.Tensor]
     used: dict[str, str]
     origins: dict[str, ElementOrigin]
     shapes: dict[str, torch.Size]
+    computed: tuple[str, ...] = ()
 
     def held(self, checkpoint: Checkpoint, experts: range) -> dict[str, Held]:
         """Return what this rank's parameters hold of each stored tensor.
@@ -62,6 +63,10 @@ class StageWeights:
             if expert is not None and int(expert[1]) in experts and name not in found:
                 nothing = torch.zeros(shape, dtype=torch.bool)
                 found[name] = Held(nothing, nothing, "", True)
+        for name in self.computed:
+            stored = checkpoint.value(name)
+            everywhere = torch.ones(stored.shape, dtype=torch.bool)
+            found[name] = Held(stored, everywhere, "", False, computed=True)
         return found
 
 
@@ -99,7 +104,8 @@ def loaded(
         """Read a block, which is large: nobody but the converter holds it."""
         values, read = checkpoint.read(names)
         hashes.update(read)
-        return {**fp8.wide(values), **fp8.numbers}
+        wide = {name: _widened(value, dtype) for name, value in values.items()}
+        return {**fp8.wide(wide), **fp8.numbers}
 
     # Not strict: a cache is a parameter and stored nowhere. A weight that is lost has no print.
     model.load_state_dict(conversion.of(given), strict=False)
@@ -113,9 +119,11 @@ def loaded(
         conversion.scales = fp8.ones
         origins = traces.kept(form, own, trace(conversion.once, blank))
     reached = {name for origin in origins.values() for name in origin.stored}
-    used = {name: digest for name, digest in hashes.items() if name in reached}
+    computed = conversion.computed(blank, [name for name in names if name not in reached])
+    used = {n: digest for n, digest in hashes.items() if n in reached or n in computed}
     shapes = {name: value.shape for name, value in blank.items()}
-    return StageWeights({name: own[name] for name in origins}, used, origins, shapes)
+    held = {name: own[name] for name in origins}
+    return StageWeights(held, used, origins, shapes, computed)
 
 
 @dataclass
@@ -143,6 +151,26 @@ class _Conversion:
             state = self._whole(stored)
             get_sharded_checkpoint(state, self.model, self.assets.rank, self.assets.count)
         return state
+
+    def computed(
+        self, blank: Mapping[str, torch.Tensor], unreached: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Return with which of the stored tensors that reached no parameter unchanged it computes.
+
+        ``blank`` are all of the stage's, on the meta device.
+        """
+        ones = {n: torch.ones(each.shape, dtype=each.dtype) for n, each in blank.items()}
+
+        def made(*doubled: str) -> dict[str, torch.Tensor]:
+            return self.once(
+                {n: each * 2 if n in doubled else each.clone() for n, each in ones.items()}
+            )
+
+        def differs(name: str) -> bool:
+            return any(not torch.equal(each, plain[own]) for own, each in made(name).items())
+
+        plain = made() if unreached else {}
+        return tuple(name for name in unreached if differs(name))
 
     def _whole(self, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = {self.renamed(n): value for n, value in stored.items()}
@@ -282,6 +310,12 @@ def _cast(state: dict[str, torch.Tensor], config: Any) -> None:
     for name, value in state.items():
         if value.is_floating_point() and not name.endswith("scale"):
             state[name] = value.to(neuron.torch_dtype)
+
+
+def _widened(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a stored value in the run's type where that is wider: a converter may compute."""
+    wider = value.is_floating_point() and dtype.itemsize > value.dtype.itemsize
+    return value.to(dtype) if wider else value
 
 
 def stage_names(checkpoint: Checkpoint, stage: str, tied: bool) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,10 @@ from torch.nn import functional
 from layerparity.ground.errors import UserError
 from layerparity.ports.base import Call
 
+# A model of NxDI's, whose classes are not here to be named.
+Model = Any
+# What is behind its blocks, [batch, token, channel], and what its caches then hold.
+Output = tuple[torch.Tensor, Sequence[torch.Tensor]]
 # What NxDI's adapter says a padded token's position is: a windowed cache takes the largest position
 # for the last token.
 _PADDED = 1
@@ -51,7 +55,7 @@ class NxdiPass:
         """Return [batch, bucket, ...] of turned rows as the run has them, [batch, token, ...]."""
         return _rolled(value[:, : self.tokens], self.shifts) if self.prefill else value
 
-    def given_to(self, model: Any, given: torch.Tensor, rank: int, count: int) -> torch.Tensor:
+    def given_to(self, model: Model, given: torch.Tensor, rank: int, count: int) -> torch.Tensor:
         """Return what one of ``count`` ranks is given of [batch, bucket, channel].
 
         Raises UserError where the ranks cannot share the tokens.
@@ -66,7 +70,7 @@ class NxdiPass:
         # What is given is whole on every rank, and NxDI may add the ranks' up.
         return torch.zeros_like(given) if adds_embeddings(model) and rank else given
 
-    def mask(self, model: Any) -> torch.Tensor:
+    def mask(self, model: Model) -> torch.Tensor:
         """Return what NxDI makes its masks of, int32 [batch, bucket]; in a step [batch, cache]."""
         if self.prefill:
             return (torch.arange(self.bucket)[None] < self.seen[:, None]).to(torch.int32)
@@ -76,7 +80,7 @@ class NxdiPass:
 
     def through(
         self,
-        model: Any,
+        model: Model,
         given: torch.Tensor,
         mask: torch.Tensor,
         positions: torch.Tensor,
@@ -109,7 +113,7 @@ class NxdiPass:
         result: torch.Tensor = ends[-1] if splits_tokens(model) else output
         return result
 
-    def embedded(self, model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def embedded(self, model: Model, ids: torch.Tensor) -> torch.Tensor:
         """Return what a model without blocks feeds its first, [batch, bucket, channel].
 
         ``ids`` are int64 [batch, bucket]. A model may scale what its table holds, or add positions.
@@ -119,22 +123,22 @@ class NxdiPass:
 
     def _forward(
         self,
-        model: Any,
+        model: Model,
         ids: torch.Tensor,
         mask: torch.Tensor,
         positions: torch.Tensor,
         given: torch.Tensor | None,
         *,
         update_cache: bool,
-    ) -> tuple[torch.Tensor, Any]:
+    ) -> Output:
         """Return what the model's own forward has behind its blocks, and the caches' values.
 
         It makes the masks itself, of whatever kinds it has. ``given`` stands for its embeddings.
         """
-        reached: list[tuple[torch.Tensor, Any]] = []
+        reached: list[Output] = []
 
-        def output(plain: Callable[..., Any]) -> Callable[..., Any]:
-            def call(**named: Any) -> Any:
+        def output(plain: Callable[..., Output]) -> Callable[..., None]:
+            def call(**named: object) -> None:
                 embeddings = named.get("inputs_embeds") if given is None else given
                 told = {**named, "inputs_embeds": embeddings, "update_cache": update_cache}
                 reached.append(plain(**told))
@@ -159,12 +163,12 @@ class NxdiPass:
         return reached[-1]
 
 
-def splits_tokens(model: Any) -> bool:
+def splits_tokens(model: Model) -> bool:
     """Say whether the ranks share the tokens between a model's layers: sequence parallelism."""
     return bool(getattr(model, "sequence_parallel_enabled", False))
 
 
-def adds_embeddings(model: Any) -> bool:
+def adds_embeddings(model: Model) -> bool:
     """Say whether a model's embedding is a term of a sum that its first layer takes."""
     neuron = model.config.neuron_config
     return splits_tokens(model) and bool(getattr(neuron, "vocab_parallel", False))

@@ -132,7 +132,7 @@ class NxdiRank(RankSide):
         values = self.described.blocks(first, layers, length)
         if layers:
             # A block needs no vocabulary, and one that the ranks cannot share would refuse it.
-            values["vocab_size"] = padded(int(values["vocab_size"]), self.assets.count)
+            values["vocab_size"] = padded(self.sizes.vocabulary, self.assets.count)
         made = configured(self.application, self.described, values, neuron)
         # As NxDI's application does for each of the models that it compiles.
         made.neuron_config.is_prefill_stage = prefill
@@ -244,7 +244,7 @@ class NxdiRank(RankSide):
         if stage == EMBEDDING and adds_embeddings(model):
             share = TERM
         elif stage == HEAD:
-            size, own = int(self.described.values["vocab_size"]), value.shape[-1]
+            size, own = self.sizes.vocabulary, value.shape[-1]
             if own < size:
                 # Each rank samples from its part of the vocabulary, so nobody gathers it.
                 first = self.assets.rank * own

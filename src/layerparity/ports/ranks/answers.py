@@ -68,6 +68,7 @@ class Answers:
             name: {
                 "place": each.place,
                 "differs": each.differs,
+                "computed": each.computed,
                 "dtype": str(each.values.dtype).removeprefix("torch."),
             }
             for name, each in held.items()

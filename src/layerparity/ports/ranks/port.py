@@ -186,11 +186,13 @@ def prints_of(
     """Return the prints of what ranks hold of stored tensors, by name.
 
     Of a tensor that is the checkpoint's wherever a rank holds it, and that is held everywhere, the
-    checkpoint itself is printed. What no rank holds has no print.
+    checkpoint itself is printed. What no rank holds has no print, and one that a converter computes
+    with has no values in its own.
     """
     import torch
 
     from layerparity.model.prints import print_of
+    from layerparity.record.manifest import COMPUTED, WeightPrint
 
     names = dict.fromkeys(name for told, _ in answers for name in told["held"])
     prints = {}
@@ -203,6 +205,10 @@ def prints_of(
         if not own:
             continue
         dtype = getattr(torch, own[0][0]["dtype"])
+        if any(each["computed"] for each, _ in own):
+            shape = tuple(assets.checkpoint.tensors[name].shape)
+            prints[name] = WeightPrint(shape, own[0][0]["dtype"], "", checkpoint=COMPUTED)
+            continue
         stored = assets.checkpoint.value(name, dtype)
         covered = torch.zeros(stored.shape, dtype=torch.bool)
         # What no rank holds stays zero: the checkpoint's own value would hide that it is missing.

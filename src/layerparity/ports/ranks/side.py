@@ -65,13 +65,15 @@ class Held:
     ``values`` are of the stored shape; ``mask``, bool of that shape, says which of them the rank
     holds. ``differs`` says whether one of those is not the checkpoint's, cast to the same dtype.
     ``place`` is the parameter they stand in; empty where that has a name of the port's own: the
-    golden's print says, then. A rank that should hold a part and holds none differs, too.
+    golden's print says, then. A rank that should hold a part and holds none differs, too. What the
+    modules hold may be ``computed`` from the tensor: then nobody knows whether it is right.
     """
 
     values: torch.Tensor
     mask: torch.Tensor
     place: str
     differs: bool
+    computed: bool = False
 
 
 class RankSide(ABC):
