@@ -22,6 +22,7 @@ from layerparity.judge.decode_steps import by_steps, measure_steps
 from layerparity.judge.evaluate import Measured
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.fingerprints import refuse_strangers, same_experiment
+from layerparity.judge.folded import with_folded_scales
 from layerparity.judge.guilty import guilty_in, guilty_places, judged_of
 from layerparity.judge.no_residual import without_residual
 from layerparity.judge.probes import probe_cautions
@@ -70,6 +71,7 @@ def conclude(
     measured = _evaluate(aligned, left, right, calibration, reports, close=tolerance.closeness)
     rows = _decide(aligned, measured, tolerance, right)
     rows = tuple(without_residual(rows, left, right, aligned.blocks))
+    rows = tuple(with_folded_scales(rows, aligned))
     verdict = _verdict_of(
         rows, measured, aligned.blocks, (left, right), tolerance, unfinished=unfinished
     )

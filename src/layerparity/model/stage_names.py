@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from layerparity.anatomy.site import EMBEDDING, HEAD
+from layerparity.anatomy.site import EMBEDDING, HEAD, NORM
 from layerparity.ground.errors import UserError
 from layerparity.model.architecture import stage_paths
 
@@ -14,6 +14,9 @@ from layerparity.model.architecture import stage_paths
 _WITHIN = "model."
 # The stage in a tensor's name, once what stands before it is taken away.
 _STAGE = re.compile(rf"(layers\.\d+|{EMBEDDING}|norm|{HEAD})\.")
+
+# A block's number, or an expert's.
+_NUMBERED = re.compile(r"\.\d+\.")
 
 
 def stage_of_name(name: str) -> str | None:
@@ -40,7 +43,12 @@ class StageNames:
         embedding = self.of(EMBEDDING) if stage == HEAD else []
         if any(stage_of_name(name) for name in embedding):
             return embedding
-        return self._beginning_with(*self._elsewhere(stage)) or embedding
+        found = self._beginning_with(*self._elsewhere(stage))
+        if stage == HEAD and not found and not self._config.get("tie_word_embeddings"):
+            # What is of nothing else: transformers may have renamed it since.
+            others = {*embedding, *self.of(NORM)}
+            found = [n for n in self._names if n not in others and not _NUMBERED.search(n)]
+        return found or embedding
 
     def _beginning_with(self, *marks: str) -> list[str]:
         return [name for name in self._names if name.startswith(marks)]

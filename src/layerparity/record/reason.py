@@ -73,6 +73,8 @@ class ReasonKind(StrEnum):
     UNSEEN_TIES = "unseen_ties"
     BLOCK_ALONE = "block_alone"
     NO_RESIDUAL = "no_residual"
+    # It is a multiple of the golden's, and what is computed from it is right.
+    FOLDED = "folded"
     INSIDE_UNJUDGED = "inside_unjudged"
 
 
@@ -80,7 +82,8 @@ _SIDES = {"golden", "candidate"}
 # The names of the values that each kind has. ``text`` is what the author of a port wrote;
 # ``golden`` and ``candidate`` are what each has: a shape, axes, a dtype, a digest or a stage.
 # ``others`` counts the tensors beside ``name``; ``share`` is that of the tokens, from 0 to 1;
-# ``axes`` and ``sites`` are names; ``times`` is how much further off the golden is than clean ways.
+# ``axes`` and ``sites`` are names, ``factor`` is a number; ``times`` is how much further off the
+# golden is than clean ways.
 REASON_VALUES: dict[ReasonKind, set[str]] = {
     **{kind: set() for kind in ReasonKind},
     ReasonKind.SKIPPED: {"text"},
@@ -118,6 +121,7 @@ REASON_VALUES: dict[ReasonKind, set[str]] = {
     ReasonKind.TIES: {"share"},
     ReasonKind.UNSEEN_TIES: {"share"},
     ReasonKind.NO_RESIDUAL: {"site"},
+    ReasonKind.FOLDED: {"factor", "site"},
     ReasonKind.INSIDE_UNJUDGED: {"sites"},
 }
 

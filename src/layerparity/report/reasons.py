@@ -85,6 +85,8 @@ _SENTENCES = {
     "judged",
     ReasonKind.NO_RESIDUAL: "these are hidden states without their residual, and the map names the "
     "wrong tensor: the first block's :out is {site}; name it so, and dump the sum of the two",
+    ReasonKind.FOLDED: "everything is {factor} times the golden's, and {site}, which is computed "
+    "from it, is right: the factor is a convention of this implementation",
     ReasonKind.INSIDE_UNJUDGED: "block output alone cannot show a bug inside; not judged: {sites}",
     ReasonKind.BLOCK_ALONE: "block output alone cannot show a bug inside; use capture=default",
 }
@@ -128,13 +130,17 @@ def _filled(sentence: str, why: Reason) -> str:
     return sentence.format(**{name: _said(name, each) for name, each in why.values.items()})
 
 
+# Values that are numbers, where others are shares.
+_NUMBERS = ("times", "factor")
+
+
 def _said(name: str, value: object) -> object:
     """Return a reason's value as a sentence has it: a list with commas, a share as a percentage."""
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if not isinstance(value, float):
         return value
-    return numeral(value) if name == "times" else percent(value)
+    return numeral(value) if name in _NUMBERS else percent(value)
 
 
 def breach_text(breach: Breach, metrics: dict[str, float]) -> str:

@@ -45,6 +45,19 @@ class Application:
         bases = [each.__module__ for each in self.cls.__mro__ if each.__module__ != "builtins"]
         return next((each.partition(".")[0] for each in bases if ".models." in each), "")
 
+    def config_class(self) -> Any:
+        """Return the class of its configuration: what it names, else the only one of its module."""
+        try:
+            return self.cls.get_config_cls()
+        except NotImplementedError:
+            module = sys.modules[self.cls.__module__]
+            own = [each for each in vars(module).values() if inspect.isclass(each)]
+            made = [each for each in own if each.__module__ == module.__name__]
+            configs = [each for each in made if hasattr(each, "get_neuron_config_cls")]
+            if len(configs) != 1:
+                raise
+            return configs[0]
+
     def block(self, built: Any, config: Any, whole: Any, layer: int) -> Any:
         """Return block ``layer`` for a model of one block, whose own is ``built``.
 

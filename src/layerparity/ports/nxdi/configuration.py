@@ -120,7 +120,7 @@ def configured(
     Raises UserError with what the configuration class says.
     """
     try:
-        config_class = application.cls.get_config_cls()
+        config_class = application.config_class()
         made = config_class.get_neuron_config_cls()(**neuron)
         if hasattr(config_class, "from_pretrained"):
             return _from_folder(config_class, described, values, made)

@@ -93,8 +93,16 @@ class NxdiPass:
         """
         cache = getattr(model, "kv_mgr", None) if cached else None
         ends: list[torch.Tensor] = []
+        block = model.layers[0]
+
+        def feed(_: nn.Module, args: tuple[object, ...]) -> tuple[object, ...] | None:
+            # Where ranks share the tokens, the model has shared out what it was given.
+            return None if splits_tokens(model) else (given, *args[1:])
+
+        # A model may scale its embeddings on their way to the first block, given ones too.
+        hooks = [block.register_forward_pre_hook(feed)]
         # Where ranks share the tokens NxDI then keeps the last one alone: the hook sees them all.
-        hook = model.layers[0].register_forward_hook(lambda _, __, end: ends.append(end[0]))
+        hooks.append(block.register_forward_hook(lambda _, __, end: ends.append(end[0])))
         try:
             output, kept = self._forward(
                 model,
@@ -105,7 +113,8 @@ class NxdiPass:
                 update_cache=cache is not None,
             )
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
         if cache is not None:
             # On Neuron these outputs are aliased to the cache; here nobody else puts them back.
             for parameter, value in zip(cache.past_key_values, kept, strict=True):

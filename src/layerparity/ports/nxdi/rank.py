@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ from layerparity.ports.nxdi.sites import RankLayout, Watched, channels_of, weigh
 from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
 
 OUTSIDE = (EMBEDDING, NORM, HEAD)
+_PROJECTED = re.compile(r"\.([qkv]_proj):out$")
 
 
 @dataclass
@@ -169,7 +171,9 @@ class NxdiRank(RankSide):
         made = _Stage(stage, model, step, weights)
         if layer is not None:
             attention = Watched(model.layers[0], self.names).module("self_attn")
-            sharing = self.sizes.heads // max(1, self.sizes.kv_heads)
+            # The model's own: one that has a single head of keys may not say so in config.json.
+            keys = getattr(config, "num_key_value_heads", None) or self.sizes.kv_heads
+            sharing = self.sizes.heads // max(1, keys)
             made.layout = channels_of(weights.origins, weights.shapes, attention, sharing)
         self._stages[stage] = made
         return weights.used
@@ -277,6 +281,10 @@ class NxdiRank(RankSide):
         assert end is not None, "a block gives a tensor for each token"
         observed = RankObserved(now.back(end.value), end.share)
         for local in (tap.local for tap in self.taps(stage)):
+            projection = _PROJECTED.search(local)
+            if projection and not any(f".{projection[1]}." in name for name in made.weights.shapes):
+                observed.unseen[local] = "the checkpoint stores it as one with other projections"
+                continue
             shown = layout.canonical(local, seen[local]) if local in seen else None
             if shown is None:
                 observed.unseen[local] = "NxDI's block gives no such tensor here"
