@@ -1,12 +1,12 @@
 """Run public NxDI sources through port=nxdi, and hold each verdict against what is expected of it.
 
-    python tools/nxdi_sources.py --nxd NXD/src --fork FORK/src --main MAIN/src --site SITE
+    python tools/nxdi_sources.py --nxd NXD --nxdi NXDI --fork FORK --fork-main MAIN --site SITE
     python tools/nxdi_sources.py ... --only "qwen3_moe tp 8" fp8   # lines with one of these
 
-NXD is a folder that holds neuronx_distributed, SITE one with what the sources import (boto3,
-tenacity, einops). FORK is a public fork of NxDI at commit 265e64c, which holds AWS's own models,
-too; MAIN is the same fork's main branch. Nothing of them is kept here. The checkpoints are small,
-random, and made anew. A case is a prefill of two rows of other lengths and 16 decode steps.
+NXD and NXDI are checkouts of AWS's two repositories, FORK of a public fork of NxDI at commit
+265e64c, MAIN of its main branch, SITE a folder with what the sources import (boto3, tenacity,
+einops). Nothing of them is kept here. The checkpoints are small, random, and made anew. A case is a
+prefill of two rows of other lengths and some decode steps.
 
 A line a case; one that does not end as `CASES` says is marked, and the tool ends with 1.
 """
@@ -21,6 +21,7 @@ import re
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +31,11 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 
 import folders  # noqa: E402
 from fp8_small import fp8_copy  # noqa: E402
+from nxdi_models import CONTRIB, FORK, FORK_MAIN, MAIN, MODELS, Model  # noqa: E402
 
 from layerparity.record.verdict import Outcome, Verdict  # noqa: E402
+from layerparity.selftest.models import make_model  # noqa: E402
 
-FORK, MAIN = "fork", "main"
 DEGREES = (1, 2, 4, 8)
 # At 8 ranks each of two groups of three query heads is padded to four, and a key head stands on
 # four ranks: so are 48 query heads and 8 key heads on 64.
@@ -67,12 +69,13 @@ APPLICATIONS = {
     (FORK, "qwen3_moe"): "qwen3_moe.modeling_qwen3_moe.NeuronQwen3MoeForCausalLM",
     (FORK, "minimax_m2"): _V3,
     (FORK, "minimax_m2_fp8"): _V3,
-    (MAIN, "minimax_m2"): _V3,
+    (FORK_MAIN, "minimax_m2"): _V3,
 }
 _MODELS = "neuronx_distributed_inference.models."
 _ROWS = [[*range(20, 32)], [7, 90, 41, 12, 13, 200, 33, 5]]
 # A prefill gives the first of them.
 _TOKENS = 17
+_FEW_TOKENS = 6
 _SEQUENCE = "sequence_parallel_enabled: true"
 _SMALL_BLOCKS = "blockwise_matmul_config: {block_size: 16}"
 
@@ -108,6 +111,22 @@ def _cases(source: str, model: str, degrees: tuple[int, ...], **more: Any) -> tu
     return tuple(Case(source, model, degree, **more) for degree in degrees)
 
 
+def _of_model(model: Model) -> Iterator[Case]:
+    """Yield a model at each usual degree, in each type."""
+    for degree in (1, 2, 4):
+        wrong = degree in model.degrees
+        for dtype in ("float32", "bfloat16"):
+            yield Case(
+                model.source,
+                model.name,
+                degree,
+                dtype,
+                tokens=_FEW_TOKENS,
+                where=model.where if wrong else "",
+                refused=model.refused if wrong else "",
+            )
+
+
 CASES = (
     *_cases(FORK, "llama", DEGREES),
     *_cases(FORK, "llama", (2,), dtype="bfloat16"),
@@ -132,12 +151,19 @@ CASES = (
     # Its converter renames the projections before it looks for them to fuse them.
     *_cases(FORK, "minimax_m2", (1,), neuron="fused_qkv: true", refused="self_attn.q_proj.weight"),
     # Softmax for sigmoid, and its converter deletes the correction bias.
-    *_cases(MAIN, "minimax_m2", DEGREES, where="layers.0.mlp.gate"),
+    *_cases(FORK_MAIN, "minimax_m2", DEGREES, where="layers.0.mlp.gate"),
+    *(case for each in MODELS for case in _of_model(each)),
 )
 
 
-def make_checkpoint(model: str, folder: Path) -> None:
-    """Write the checkpoint of a model of `CHECKPOINTS` into a new folder."""
+def make_checkpoint(case: Case, folder: Path) -> None:
+    """Write the checkpoint of a case's model into a new folder."""
+    known = _model_of(case)
+    if known is not None:
+        made = make_model(known.family, folder.with_name("made"), changes=known.sizes)
+        made.rename(folder)
+        return
+    model = case.model
     family = model.removesuffix("_fp8")
     if family == model:
         folders.FAMILIES[family](folder, **CHECKPOINTS[model])
@@ -145,6 +171,11 @@ def make_checkpoint(model: str, folder: Path) -> None:
     wide = folder.with_name(f"{model}_wide")
     folders.FAMILIES[family](wide, **CHECKPOINTS[model])
     fp8_copy(wide, folder)
+
+
+def _model_of(case: Case) -> Model | None:
+    named = (each for each in MODELS if (each.source, each.name) == (case.source, case.model))
+    return next(named, None)
 
 
 @dataclass(frozen=True)
@@ -165,10 +196,14 @@ class Found:
         return self.verdict == Outcome.FAIL and self.where.startswith(case.where)
 
 
+def _name(of: object) -> str:
+    return re.sub(r"\W+", "-", str(of))
+
+
 class Bench:
     """Runs cases in one folder; a checkpoint and its golden are made when first asked for."""
 
-    def __init__(self, store: Path, sources: dict[str, str]) -> None:
+    def __init__(self, store: Path, sources: dict[str, list[Path]]) -> None:
         self.store, self.sources = store, sources
         self.goldens: set[str] = set()
 
@@ -186,15 +221,26 @@ class Bench:
         lines = errors.getvalue().strip().splitlines()
         return lines[-1] if code and lines else ""
 
+    def _target(self, case: Case) -> str:
+        model = _model_of(case)
+        if model is not None and case.source == CONTRIB:
+            return model.target
+        return _MODELS + (model.target if model else APPLICATIONS[case.source, case.model])
+
+    def _paths(self, case: Case) -> list[Path]:
+        paths = self.sources[case.source]
+        own = [paths[0].parent / "contrib/models" / case.model / "src"]
+        return [*(own if case.source == CONTRIB else []), *paths]
+
     def found(self, case: Case) -> Found:
         """Run a case as a candidate, compare it with its golden, and return what is found."""
-        checkpoint, name = self.store / case.model, re.sub(r"\W+", "-", str(case))
+        checkpoint, name = self.store / f"{case.source}-{case.model}", _name(case)
         new = f"generate.max_new_tokens={case.tokens}"
         both = ("capture=components", new, f"model.path={checkpoint}", f"dtype={case.dtype}")
-        golden = f"{case.model}-{case.dtype}-{case.rows}-{case.tokens}"
+        golden = _name(f"{case.source} {case.model} {case.dtype} {case.rows} {case.tokens}")
         if golden not in self.goldens:
             if not checkpoint.exists():
-                make_checkpoint(case.model, checkpoint)
+                make_checkpoint(case, checkpoint)
             rows = self.store / f"rows-{case.rows}.json"
             rows.write_text(json.dumps(_ROWS[: case.rows]), encoding="utf-8")
             fed = ("inputs=tokens", f"inputs.file={rows}", "device_map=cpu")
@@ -207,8 +253,8 @@ class Bench:
             *("backend=neuron", "port=nxdi", "kind=candidate", f"golden={golden}", f"name={name}"),
             f"tp_degree={case.degree}",
             f"moe_ep_degree={case.groups}",
-            f"port.model={_MODELS}{APPLICATIONS[case.source, case.model]}",
-            f"port.path=[{self.sources[case.source]}]",
+            f"port.model={self._target(case)}",
+            f"port.path=[{','.join(map(str, self._paths(case)))}]",
             f"port.neuron_config={{{case.neuron}}}",
         )
         if refused:
@@ -224,16 +270,19 @@ class Bench:
 def main() -> int:
     """Print a line a case; return 1 where one does not end as the table says."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nxd", type=Path, required=True, help="folder of neuronx_distributed")
-    parser.add_argument("--fork", type=Path, help="folder of the fork's NxDI, at 265e64c")
-    parser.add_argument("--main", type=Path, help="folder of the same fork's main branch")
+    parser.add_argument("--nxd", type=Path, required=True, help="checkout of AWS's NxD")
+    parser.add_argument("--nxdi", type=Path, help="checkout of AWS's NxDI")
+    parser.add_argument("--fork", type=Path, help="checkout of the fork of NxDI, at 265e64c")
+    parser.add_argument("--fork-main", type=Path, help="checkout of the same fork's main branch")
     parser.add_argument("--site", type=Path, help="folder of what they import")
     parser.add_argument("--only", nargs="+", default=[""], help="words of a case's line")
     given = parser.parse_args()
-    beside = [each.absolute() for each in (given.nxd, given.site) if each is not None]
+    checkouts = {MAIN: given.nxdi, CONTRIB: given.nxdi, FORK: given.fork}
+    checkouts[FORK_MAIN] = given.fork_main
+    beside = [given.nxd.absolute() / "src", *([given.site.absolute()] if given.site else [])]
     sources = {
-        name: ",".join(map(str, [*beside, folder.absolute()]))
-        for name, folder in ((FORK, given.fork), (MAIN, given.main))
+        name: [folder.absolute() / "src", *beside]
+        for name, folder in checkouts.items()
         if folder is not None
     }
     chosen = [

@@ -14,7 +14,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded, text_digest
 from layerparity.machine.neuron import NEURON, RuntimeChoice, neuron_devices
 from layerparity.ports.base import Assets
-from layerparity.ports.nxdi.named import EXAMPLE, refuse_missing
+from layerparity.ports.nxdi.named import CPU_MODE, EXAMPLE, refuse_missing
 from layerparity.ports.ranks.port import RanksPort, ranks_text
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
@@ -33,6 +33,7 @@ class Settings:
     neuron_config: Any = key(None, "keys of its NeuronConfig: {fused_qkv: true}")
     model_config: Any = key(None, "keys of its configuration beside config.json's")
     names: Any = key(None, "module of a block by its usual name: {mlp.gate: moe.router}")
+    cpu_branch: bool = key(True, "where the model has code for CPUs alone: run it, or devices' own")
 
 
 def _compiles(config: Config) -> bool:
@@ -52,6 +53,21 @@ def _asked_of(config: Config, sources: str) -> dict[str, Any]:
         "variables": {} if lnc is None else {LNC_VARIABLE: str(lnc)},
         "sources": sources,
     }
+
+
+def _key(config: Config, name: str) -> Any:
+    chosen = config.port
+    return chosen.get(name) if isinstance(chosen, Mapping) else getattr(chosen, name, None)
+
+
+def _asks(config: Config) -> bool:
+    """Say whether the model's own module has code for CPUs alone."""
+    try:
+        text = refuse_missing(str(_key(config, "model")), _key(config, "path") or ())
+    except UserError:
+        # What is not there is refused later.
+        return False
+    return f"{CPU_MODE}()" in text
 
 
 def _refuse_compiled(config: Config) -> None:
@@ -88,6 +104,7 @@ class NxdiPort(RanksPort):
         neuron_config: Mapping[str, Any] | None = None,
         model_config: Mapping[str, Any] | None = None,
         names: Mapping[str, str] | None = None,
+        cpu_branch: bool = True,
     ) -> None:
         keys = {
             "model": model,
@@ -96,6 +113,7 @@ class NxdiPort(RanksPort):
             "model_config": dict(model_config or {}),
             "names": dict(names or {}),
             "expert_groups": assets.config.moe_ep_degree,
+            "cpu_branch": cpu_branch,
         }
         if _compiles(assets.config):
             self.side = _COMPILED
@@ -108,7 +126,11 @@ class NxdiPort(RanksPort):
         if _compiles(config):
             here = NEURON if neuron_devices() else "NxD's ModelBuilder, not Neuron"
             return f"{here}, {ranks_text(config.tp_degree)}"
-        return f"NxD's CPU mode with {ranks_text(config.tp_degree)}, not Neuron"
+        here = f"NxD's CPU mode with {ranks_text(config.tp_degree)}, not Neuron"
+        if not _asks(config):
+            return here
+        own = "CPUs" if _key(config, "cpu_branch") else "devices"
+        return f"{here}; the model's branch for {own}"
 
     @classmethod
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:

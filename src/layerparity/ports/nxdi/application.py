@@ -53,7 +53,12 @@ class Application:
             module = sys.modules[self.cls.__module__]
             own = [each for each in vars(module).values() if inspect.isclass(each)]
             made = [each for each in own if each.__module__ == module.__name__]
-            configs = [each for each in made if hasattr(each, "get_neuron_config_cls")]
+            # An application has that method, too.
+            configs = [
+                each
+                for each in made
+                if hasattr(each, "get_neuron_config_cls") and not hasattr(each, CONVERTER)
+            ]
             if len(configs) != 1:
                 raise
             return configs[0]

@@ -10,13 +10,16 @@ from pathlib import Path
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded
 
+# What a model asks to choose other code on CPUs.
+CPU_MODE = "cpu_mode"
 EXAMPLE = "port.model=their_package.modeling_their_model.NeuronTheirForCausalLM"
 
 
-def refuse_missing(target: str, paths: Sequence[str]) -> None:
-    """Raise UserError, with the cure, for a folder that is none, and a module that is nowhere.
+def refuse_missing(target: str, paths: Sequence[str]) -> str:
+    """Return the text of the module that holds a class, empty where only its import tells it.
 
-    A package that computes its own ``__path__`` is believed: only its import tells what it holds.
+    Raises UserError, with the cure, for a folder that is none, and a module that is nowhere. A
+    package that computes its own ``__path__`` is believed.
     """
     for path in paths:
         if not expanded(path).is_dir():
@@ -32,13 +35,14 @@ def refuse_missing(target: str, paths: Sequence[str]) -> None:
         if count > 1:
             assert spec is not None
             if _computes_its_path(spec):
-                return
+                return ""
             # By its own name alone: a folder without __init__.py asks for its parent's import.
             spec = PathFinder.find_spec(
                 names[count - 1], [*(spec.submodule_search_locations or ())]
             )
         if spec is None:
             raise no_module(target, name)
+    return _text(spec.origin) if spec is not None and spec.origin else ""
 
 
 def no_module(target: str, name: str) -> UserError:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,12 +23,16 @@ from layerparity.ports.base import Call
 from layerparity.ports.nxdi import absent, groups
 from layerparity.ports.nxdi.application import Application, import_named
 from layerparity.ports.nxdi.configuration import Described, configured, narrow
+from layerparity.ports.nxdi.cpu_branch import asking, take_devices
 from layerparity.ports.nxdi.loading import StageWeights, Traces, loaded
 from layerparity.ports.nxdi.passes import NxdiPass, adds_embeddings, pass_of, splits_tokens
 from layerparity.ports.nxdi.sites import RankLayout, Watched, channels_of, weights_of
 from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
 
 OUTSIDE = (EMBEDDING, NORM, HEAD)
+_NXDI = "neuronx_distributed_inference"
+# Versions that public models were run with, each with the NxD of its own SDK.
+_TRIED = ("0.6.", "0.7.", "0.9.")
 _PROJECTED = re.compile(r"\.([qkv]_proj):out$")
 
 
@@ -76,9 +83,14 @@ class NxdiRank(RankSide):
         model_config: Mapping[str, Any] | None = None,
         names: Mapping[str, str] | None = None,
         expert_groups: int = 1,
+        cpu_branch: bool = True,
     ) -> None:
         super().__init__(assets)
         self.application: Application = import_named(model, tuple(path))
+        self._asking = asking(self.application)
+        if not cpu_branch:
+            take_devices(self._asking)
+        self._notes = _notes_of(self._asking, cpu_branch)
         self.neuron = dict(neuron_config or {})
         folder, config = assets.checkpoint.folder, assets.checkpoint.config
         self.described = Described.of(folder, config, model_config or {})
@@ -101,7 +113,13 @@ class NxdiRank(RankSide):
     def start(self) -> dict[str, str]:
         """Join the other ranks. Raises UserError where fewer are granted than were asked for."""
         groups.join(self.assets, self.experts)
-        return {"nxd_cpu_mode": "gloo"}
+        version = nxdi_version()
+        return {"nxd_cpu_mode": "gloo", **({"nxdi": version} if version else {})}
+
+    def notes(self) -> list[str]:
+        """Return what is to be known of the model's code, once."""
+        lines, self._notes = self._notes, []
+        return lines if self.assets.rank == 0 else []
 
     def place(self, stages: Sequence[str]) -> int:
         """Check that the configuration and the blocks can be made; return bytes of weights."""
@@ -293,6 +311,28 @@ class NxdiRank(RankSide):
             observed.specs[local], observed.shares[local] = shown.spec, shown.share
         _sort_routing(observed)
         return observed
+
+
+def nxdi_version() -> str:
+    """Return the version of NxDI that is imported; empty where it says none."""
+    with suppress(ImportError):
+        return str(importlib.import_module(f"{_NXDI}._version").__version__)
+    return ""
+
+
+def _notes_of(asking: Sequence[ModuleType], cpu_branch: bool) -> list[str]:
+    """Return lines on a version that was not tried, and on the branch that is run."""
+    lines, version = [], nxdi_version()
+    if version and not version.startswith(_TRIED):
+        tried = ", ".join(each.rstrip(".") for each in _TRIED)
+        lines.append(f"NxDI {version} was not tried with port=nxdi: {tried} were.")
+    if asking and cpu_branch:
+        names = ", ".join(each.__name__.rpartition(".")[2] for each in asking)
+        lines.append(
+            f"What runs is the model's branch for CPUs, where {names} choose other code on them; "
+            "port.cpu_branch=false runs the one for devices."
+        )
+    return lines
 
 
 def _sort_routing(observed: RankObserved) -> None:

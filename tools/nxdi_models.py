@@ -1,0 +1,160 @@
+"""Public NxDI models: their small checkpoints, and how each is judged.
+
+A model of AWS's own repository, of the 68 that others contributed to it, or of a public fork. Its
+checkpoint is small and random. Of each it is said where its first wrong place is, or why it cannot
+be run: both were found here, and looked up in its source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# AWS's repository: its own models, and those of contrib/models; a public fork at commit 265e64c,
+# and that fork's main branch.
+MAIN, CONTRIB, FORK, FORK_MAIN = "main", "contrib", "fork", "fork_main"
+_HEADS: dict[str, Any] = {
+    "hidden_size": 96,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 320,
+    "intermediate_size": 192,
+}
+# Where the size of a head is said beside them, it is none that follows from the others.
+_SIZED = {**_HEADS, "head_dim": 16}
+_ONE_EACH = {**_HEADS, "num_key_value_heads": 6}
+_FOUR = {**_SIZED, "num_hidden_layers": 4}
+# Shorter than the longer row: what is left out of it shows.
+_WINDOWED = {**_FOUR, "sliding_window": 6}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of a source: ``family`` is transformers' name of its checkpoint, of these ``sizes``.
+
+    ``where`` is its first wrong place, ``refused`` what is said of one that cannot be run; both are
+    empty of a right one. ``degrees`` are those of which that is so, of the usual ones.
+    """
+
+    source: str
+    name: str
+    family: str
+    target: str
+    sizes: dict[str, Any] = field(default_factory=dict)
+    where: str = ""
+    refused: str = ""
+    degrees: tuple[int, ...] = (1, 2, 4)
+
+
+def _main(name: str, target: str, sizes: dict[str, Any], family: str = "", **more: Any) -> Model:
+    return Model(MAIN, name, family or name, f"{name}.modeling_{target}", sizes, **more)
+
+
+def _contrib(
+    name: str, family: str, target: str, sizes: dict[str, Any] = _HEADS, **more: Any
+) -> Model:
+    return Model(CONTRIB, name, family, f"modeling_{target}", sizes, **more)
+
+
+MODELS = (
+    _main("llama", "llama.NeuronLlamaForCausalLM", _SIZED),
+    _main("mistral", "mistral.NeuronMistralForCausalLM", {**_SIZED, "sliding_window": 6}),
+    _main("mixtral", "mixtral.NeuronMixtralForCausalLM", _SIZED),
+    _main("qwen2", "qwen2.NeuronQwen2ForCausalLM", _HEADS),
+    _main("qwen3", "qwen3.NeuronQwen3ForCausalLM", _SIZED),
+    _main("qwen3_moe", "qwen3_moe.NeuronQwen3MoeForCausalLM", {**_SIZED, "mlp_only_layers": []}),
+    # It reads packed experts alone.
+    _main(
+        "gpt_oss",
+        "gpt_oss.NeuronGptOssForCausalLM",
+        {**_WINDOWED, "num_local_experts": 4, "initial_context_length": 4096},
+        refused="down_proj_blocks",
+    ),
+    # Its configuration is that of the model with a tower.
+    _main(
+        "llama4",
+        "llama4_text.NeuronLlama4TextForCausalLM",
+        {**_FOUR, "intermediate_size_mlp": 192, "interleave_moe_layer_step": 2},
+        family="llama4_text",
+        refused="text_config",
+    ),
+    _contrib("AFM-4.5B-Base", "arcee", "afm.NeuronAFMForCausalLM", _SIZED),
+    _contrib("ERNIE-4.5-0.3B-PT", "ernie4_5", "ernie4_5.NeuronErnie4_5ForCausalLM", _SIZED),
+    _contrib("GLM-4-9B-0414", "glm4", "glm4.NeuronGlm4ForCausalLM", _SIZED),
+    _contrib("Llama-2-7b-hf", "llama", "llama2.NeuronLlama2ForCausalLM", _SIZED),
+    _contrib("Ministral-4b-instruct", "mistral", "ministral.NeuronMinistralForCausalLM", _SIZED),
+    _contrib("Mixtral-8x7B-Instruct-v0.1", "mixtral", "mixtral.NeuronMixtralForCausalLM", _SIZED),
+    _contrib("Qwen2-7B-Instruct", "qwen2", "qwen2.NeuronQwen2ForCausalLM"),
+    _contrib("Qwen3-0.6B", "qwen3", "qwen3.NeuronQwen3ForCausalLM", _SIZED),
+    _contrib("Seed-OSS-36B-Instruct", "seed_oss", "seed_oss.NeuronSeedOssForCausalLM", _SIZED),
+    _contrib(
+        "SmolLM3-3B",
+        "smollm3",
+        "smollm3.NeuronSmolLM3ForCausalLM",
+        {**_HEADS, "num_hidden_layers": 4},
+    ),
+    _contrib(
+        "falcon-7b",
+        "falcon",
+        "falcon.NeuronFalconForCausalLM",
+        {**_ONE_EACH, "tie_word_embeddings": False},
+    ),
+    _contrib("gemma-2b-it", "gemma", "gemma.NeuronGemmaForCausalLM", _SIZED),
+    _contrib("glm-4-9b-chat-hf", "glm", "glm4.NeuronGlm4ForCausalLM", _SIZED),
+    _contrib("gpt-j-6b", "gptj", "gptj.NeuronGPTJForCausalLM", {"rotary_dim": 8}),
+    # Queries carry the scale of attention.
+    _contrib("granite-3.1-8b-instruct", "granite", "granite.NeuronGraniteForCausalLM"),
+    _contrib("persimmon-8b-base", "persimmon", "persimmon.NeuronPersimmonForCausalLM", _ONE_EACH),
+    _contrib("phi-1_5", "phi", "phi.NeuronPhiForCausalLM", _ONE_EACH),
+    _contrib("pythia-2.8b", "gpt_neox", "gpt_neox.NeuronGPTNeoXForCausalLM", _ONE_EACH),
+    _contrib("stablelm-2-1_6b", "stablelm", "stablelm.NeuronStableLmForCausalLM"),
+    _contrib("starcoder2-3b", "starcoder2", "starcoder2.NeuronStarcoder2ForCausalLM"),
+    # Neither looks back a window alone.
+    _contrib(
+        "c4ai-command-r7b-12-2024",
+        "cohere2",
+        "cohere2.NeuronCohere2ForCausalLM",
+        _WINDOWED,
+        where="layers.0.self_attn:context",
+    ),
+    _contrib(
+        "gemma-3-1b-it",
+        "gemma3_text",
+        "gemma3.NeuronGemma3ForCausalLM",
+        {**_WINDOWED, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
+        where="layers.0.self_attn:context",
+    ),
+    # The scores' soft cap is left out.
+    _contrib(
+        "gemma-2-9b",
+        "gemma2",
+        "gemma2.NeuronGemma2ForCausalLM",
+        {**_SIZED, "query_pre_attn_scalar": 16},
+        where="layers.0.self_attn:context",
+    ),
+    # Of gate and up, stored as one, each rank cuts its share out of the whole.
+    _contrib(
+        "Phi-3-mini-4k-instruct",
+        "phi3",
+        "phi3.NeuronPhi3ForCausalLM",
+        _ONE_EACH,
+        where="layers.0.mlp",
+        degrees=(2, 4),
+    ),
+    # Files that do not fit this NxDI, or transformers 5, or name what is not there.
+    _contrib(
+        "OLMo-2-1124-7B", "olmo2", "olmo2.NeuronOlmo2ForCausalLM", refused="has to be positive"
+    ),
+    _contrib("Phi-3.5-MoE-instruct", "phimoe", "phimoe.PhiMoEForCausalLM", refused="NameError"),
+    _contrib(
+        "Phi-3.5-mini-instruct",
+        "phi3",
+        "phi3.NeuronPhi3ForCausalLM",
+        _ONE_EACH,
+        refused="['rope_theta']",
+    ),
+    _contrib(
+        "helium-1-2b", "helium", "helium.NeuronHeliumForCausalLM", _SIZED, refused="helium_config"
+    ),
+)
