@@ -25,6 +25,8 @@ from layerparity.ports.nxdi.named import refuse_missing
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.answer import answer_of
+from layerparity.report.reasons import reason
+from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.opening import open_store
 
@@ -35,6 +37,7 @@ CLASSES = "stand_in_inference.models."
 MINIMAX = f"{CLASSES}minimax_m2.NeuronMiniMaxM2ForCausalLM"
 LLAMA = f"{CLASSES}llama.NeuronLlamaForCausalLM"
 ALTERNATING = f"{CLASSES}llama.NeuronAlternatingForCausalLM"
+GEMMA = f"{CLASSES}gemma.NeuronGemmaForCausalLM"
 # Rows of other lengths: the shorter one is padded on the left, which NxDI never does.
 ROWS = [[*range(20, 32)], [7, 90, 41, 12, 13, 200, 33]]
 BLOCK = ("scope=single", "layer=0", "generate.max_new_tokens=0")
@@ -52,6 +55,9 @@ MODELS: dict[str, Callable[[Path], Path]] = {
         folders.llama(folder.with_name("wide_llama"), **TWO), folder
     ),
     "llama": lambda folder: folders.llama(folder, **TWO),
+    "gemma": lambda folder: make_model("gemma", folder.with_name("made"), changes=TWO).rename(
+        folder
+    ),
     "biased": lambda folder: with_biases(folders.llama(folder, **TWO, attention_bias=True)),
 }
 
@@ -444,3 +450,34 @@ def test_a_graph_is_not_taken_from_before_an_edit(tmp_path: Path, edited: str) -
     assert NxdiPort.sources(keys) == before
     (tmp_path / edited).write_text("SCALE = 2\n", encoding="utf-8")
     assert NxdiPort.sources(keys) != before
+
+
+def test_a_contributed_models_own_ways_are_no_mistakes(compared: Judged) -> None:
+    """Its own configuration; embeddings scaled on the way; folded queries; norms made ready."""
+    verdict = compared("gemma", "float32", "tp_degree=2", cls=GEMMA)
+    assert verdict.outcome is Outcome.PASS, conclusion(verdict)
+    assert verdict.weights == ()
+    folded = {row.site.local: row for row in verdict.rows if row.why and row.why.kind == "folded"}
+    assert {*folded} == {"self_attn:q_rotated"}
+    said = reason(folded["self_attn:q_rotated"])
+    assert said == (
+        "everything is 0.0625 times the golden's, and layers.1.self_attn:context@decode.2, which "
+        "is computed from it, is right: the factor is a convention of this implementation"
+    )
+    assert verdict.candidate.device.endswith("not Neuron; the model's branch for CPUs")
+
+
+def test_a_factor_that_nothing_undoes_is_a_mistake(judged: Judged) -> None:
+    verdict = judged("gemma", "float32", wrong("scaled_twice"), PREFILL_ALONE, cls=GEMMA)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.where.startswith("layers.0.self_attn:")
+    assert not [row for row in verdict.rows if row.why and row.why.kind == "folded"]
+
+
+def test_the_branch_for_devices_is_run_where_it_is_asked_for(ran: Ran, judged: Judged) -> None:
+    ended = ran("gemma", "float32", *BLOCK, cls=GEMMA)
+    assert "where gemma choose other code on them; port.cpu_branch=false runs" in ended.out
+    # Its norm forgets its weight, which no CPU had shown.
+    verdict = judged("gemma", "float32", *BLOCK, "port.cpu_branch=false", cls=GEMMA)
+    assert (verdict.outcome, verdict.where) == (Outcome.FAIL, "layers.0.input_layernorm:out")
+    assert verdict.candidate.device.endswith("not Neuron; the model's branch for devices")

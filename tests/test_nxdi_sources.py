@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,8 @@ from pathlib import Path
 import nxd_signatures
 import pytest
 from conftest import ROOT
-from nxdi_sources import APPLICATIONS, CASES, CHECKPOINTS, DEGREES, FORK, Case, Found
+from nxdi_models import CONTRIB, FORK, MODELS
+from nxdi_sources import APPLICATIONS, CASES, CHECKPOINTS, DEGREES, Case, Found, make_checkpoint
 
 RIGHT = Case(FORK, "llama", 2)
 WRONG = Case(FORK, "minimax_m2", 2, where="layers.0.self_attn.q_norm")
@@ -38,8 +40,28 @@ def test_a_case_ends_as_expected_or_not(case: Case, found: Found, expected: bool
 
 def test_each_case_has_a_name_of_its_own_a_checkpoint_and_an_application() -> None:
     assert len({str(case) for case in CASES}) == len(CASES)
-    assert {case.model for case in CASES} == set(CHECKPOINTS)
-    assert {(case.source, case.model) for case in CASES} == set(APPLICATIONS)
+    listed = {(each.source, each.name) for each in MODELS}
+    assert len(listed) == len(MODELS)
+    others = [case for case in CASES if (case.source, case.model) not in listed]
+    assert {case.model for case in others} == set(CHECKPOINTS)
+    assert {(case.source, case.model) for case in others} == set(APPLICATIONS)
+
+
+def test_each_model_is_run_at_three_degrees_in_two_types_and_most_are_right() -> None:
+    for model in MODELS:
+        own = [case for case in CASES if (case.source, case.model) == (model.source, model.name)]
+        ways = {(case.degree, case.dtype) for case in own}
+        assert len(own) == len(ways) == 6
+        assert not (model.where and model.refused)
+    right = [each for each in MODELS if each.source == CONTRIB and not each.where + each.refused]
+    assert len(right) >= 15
+
+
+def test_a_model_is_made_in_the_sizes_of_the_table(tmp_path: Path) -> None:
+    case = next(each for each in CASES if each.model == "phi-1_5")
+    make_checkpoint(case, tmp_path / "phi")
+    config = json.loads((tmp_path / "phi" / "config.json").read_text())
+    assert (config["model_type"], config["hidden_size"], config["vocab_size"]) == ("phi", 96, 320)
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,7 @@ def _notes_of(asking: Sequence[ModuleType], cpu_branch: bool) -> list[str]:
         names = ", ".join(each.__name__.rpartition(".")[2] for each in asking)
         lines.append(
             f"What runs is the model's branch for CPUs, where {names} choose other code on them; "
-            "port.cpu_branch=false runs the one for devices."
+            "port.cpu_branch=false runs the one for devices, as far as CPUs can."
         )
     return lines
 

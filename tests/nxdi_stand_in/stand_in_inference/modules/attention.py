@@ -88,7 +88,12 @@ class GroupQueryAttentionOutput(nn.Module):
 
 
 class NeuronAttention(nn.Module):
-    """Attention of this rank's heads; queries and keys may be normed: by head, or all together."""
+    """Attention of this rank's heads; queries and keys may be normed: by head, or all together.
+
+    ``scale`` is what scores are multiplied by; None: the usual one.
+    """
+
+    scale: float | None = None
 
     def __init__(self, config: Any, rotary_dim: int, qk_norm: str = "") -> None:
         super().__init__()
@@ -158,6 +163,7 @@ class NeuronAttention(nn.Module):
             all_keys.repeat_interleave(times, 1),
             all_values.repeat_interleave(times, 1),
             attn_mask=mask,
+            scale=self.scale,
         )
         return self.o_proj(seen.transpose(1, 2).flatten(2)), (keys, values)
 
