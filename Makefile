@@ -13,7 +13,7 @@ OVERRIDES_trimmed := --overrides overrides.txt
 OVERRIDES_full :=
 # Test files are shared out among this many processes, of up to 2 GB each: on two cores two compute
 # while the others wait for disks, servers and processes of their own.
-WORKERS ?= 4
+WORKERS ?= 5
 # Where the environment says that no bytecode is written, every process would compile torch, MLflow
 # and transformers anew, for seconds; ahead of time, all that is installed would take a minute. What
 # is imported here is compiled once, for whoever runs a command later in such an environment.

@@ -488,6 +488,8 @@ SAID = [
     "block output alone cannot show a bug inside; use capture=default",
     "these are hidden states without their residual, and the map names the wrong tensor: the first "
     "block's :out is <site>; name it so, and dump the sum of the two",
+    "everything is <factor> times the golden's, and <site>, which is computed from it, is right: "
+    "the factor is a convention of this implementation",
     "block output alone cannot show a bug inside; not judged: <sites>",
 ]
 

@@ -34,7 +34,8 @@ class Model:
     """A model of a source: ``family`` is transformers' name of its checkpoint, of these ``sizes``.
 
     ``where`` is its first wrong place, ``refused`` what is said of one that cannot be run; both are
-    empty of a right one. ``degrees`` are those of which that is so, of the usual ones.
+    empty of a right one. ``degrees`` and ``dtypes`` are those of which that is so, of the usual
+    ones.
     """
 
     source: str
@@ -45,6 +46,7 @@ class Model:
     where: str = ""
     refused: str = ""
     degrees: tuple[int, ...] = (1, 2, 4)
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
 
 
 def _main(name: str, target: str, sizes: dict[str, Any], family: str = "", **more: Any) -> Model:
@@ -100,7 +102,15 @@ MODELS = (
         "falcon.NeuronFalconForCausalLM",
         {**_ONE_EACH, "tie_word_embeddings": False},
     ),
-    _contrib("gemma-2b-it", "gemma", "gemma.NeuronGemmaForCausalLM", _SIZED),
+    # transformers rounds what embeddings are multiplied by, and trained models with it so.
+    _contrib(
+        "gemma-2b-it",
+        "gemma",
+        "gemma.NeuronGemmaForCausalLM",
+        _SIZED,
+        where="embed_tokens:out",
+        dtypes=("bfloat16",),
+    ),
     _contrib("glm-4-9b-chat-hf", "glm", "glm4.NeuronGlm4ForCausalLM", _SIZED),
     _contrib("gpt-j-6b", "gptj", "gptj.NeuronGPTJForCausalLM", {"rotary_dim": 8}),
     # Queries carry the scale of attention.

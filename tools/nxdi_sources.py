@@ -1,12 +1,13 @@
 """Run public NxDI sources through port=nxdi, and hold each verdict against what is expected of it.
 
-    python tools/nxdi_sources.py --nxd NXD --nxdi NXDI --fork FORK --fork-main MAIN --site SITE
+    python tools/nxdi_sources.py --nxd NXD --nxdi NXDI --site SITE
+    python tools/nxdi_sources.py --nxd NXD_28 --fork FORK --fork-main MAIN --site SITE
     python tools/nxdi_sources.py ... --only "qwen3_moe tp 8" fp8   # lines with one of these
 
 NXD and NXDI are checkouts of AWS's two repositories, FORK of a public fork of NxDI at commit
-265e64c, MAIN of its main branch, SITE a folder with what the sources import (boto3, tenacity,
-einops). Nothing of them is kept here. The checkpoints are small, random, and made anew. A case is a
-prefill of two rows of other lengths and some decode steps.
+265e64c, MAIN of its main branch, which both want NxD 2.28; SITE is a folder with what the sources
+import (boto3, tenacity, einops). Nothing of them is kept here. The checkpoints are small, random,
+and made anew. A case is a prefill of two rows of other lengths and some decode steps.
 
 A line a case; one that does not end as `CASES` says is marked, and the tool ends with 1.
 """
@@ -76,6 +77,8 @@ _ROWS = [[*range(20, 32)], [7, 90, 41, 12, 13, 200, 33, 5]]
 # A prefill gives the first of them.
 _TOKENS = 17
 _FEW_TOKENS = 6
+# Of a refusal, which may name a dozen keys.
+_WIDE = 160
 _SEQUENCE = "sequence_parallel_enabled: true"
 _SMALL_BLOCKS = "blockwise_matmul_config: {block_size: 16}"
 
@@ -114,8 +117,8 @@ def _cases(source: str, model: str, degrees: tuple[int, ...], **more: Any) -> tu
 def _of_model(model: Model) -> Iterator[Case]:
     """Yield a model at each usual degree, in each type."""
     for degree in (1, 2, 4):
-        wrong = degree in model.degrees
         for dtype in ("float32", "bfloat16"):
+            wrong = degree in model.degrees and dtype in model.dtypes
             yield Case(
                 model.source,
                 model.name,
@@ -158,6 +161,11 @@ CASES = (
 
 def make_checkpoint(case: Case, folder: Path) -> None:
     """Write the checkpoint of a case's model into a new folder."""
+    with contextlib.redirect_stderr(io.StringIO()):
+        _make_checkpoint(case, folder)
+
+
+def _make_checkpoint(case: Case, folder: Path) -> None:
     known = _model_of(case)
     if known is not None:
         made = make_model(known.family, folder.with_name("made"), changes=known.sizes)
@@ -298,7 +306,7 @@ def main() -> int:
             found = bench.found(case)
             wrong += not found.as_expected(case)
             mark = " " if found.as_expected(case) else "!"
-            where = "; ".join(each for each in (found.where, found.cause) if each) or "-"
+            where = "; ".join(each for each in (found.where, found.cause) if each)[:_WIDE] or "-"
             took = f"{time.monotonic() - began:.0f} s"
             print(f"{mark} {case!s:<58} {found.sites:>5} {found.verdict:<8} {took:>6}  {where}")
             sys.stdout.flush()

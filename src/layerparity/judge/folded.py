@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from layerparity.anatomy.block import RESIDUAL
 from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import Kind, Site
 from layerparity.judge.align import Alignment, Pair
@@ -19,6 +20,8 @@ from layerparity.record.verdict import Outcome, Row
 
 # What is left of a multiple, over rounding: it was rounded once more.
 _LEFT = 2.0
+# How far from 1 a factor is that what reads the value could not but show. A bug may scale by less.
+_FAR = 0.25
 
 
 def with_folded_scales(rows: Sequence[Row], aligned: Alignment) -> list[Row]:
@@ -50,9 +53,11 @@ def _readers(site: Site, blocks: Blocks) -> list[Site]:
     """Return what a block computes from a value of its own, in the same pass."""
     if site.layer is None or not site.component:
         return []
-    nodes = blocks.block(site.layer).nodes
-    read = [node.local for node in nodes if site.local in node.inputs]
-    return [Site.inside(site.layer, local, *site.pass_step) for local in read]
+    readers = [node for node in blocks.block(site.layer).nodes if site.local in node.inputs]
+    if any(node.part == RESIDUAL for node in readers):
+        # A sum is little changed by one of its terms: that it passes vouches for nothing.
+        return []
+    return [Site.inside(site.layer, node.local, *site.pass_step) for node in readers]
 
 
 def _factor(pair: Pair, row: Row) -> float | None:
@@ -68,4 +73,5 @@ def _factor(pair: Pair, row: Row) -> float | None:
     ours, theirs = (view[real] for view in views)
     factor = best_factor(ours, theirs)
     off = (theirs / factor - ours).norm() if factor else ours.norm()
-    return factor if factor and bool(off <= _LEFT * floor * ours.norm()) else None
+    alike = bool(off <= _LEFT * floor * ours.norm())
+    return factor if alike and abs(factor - 1) > _FAR else None
