@@ -99,6 +99,7 @@ def case(shape: Shape, dtype: str, fault: Fault) -> Case:
         ("gpt_oss", "window 6"),
         ("minimax_m2", "gate_up_swapped"),
         ("minimax_m2", "input_layernorm epsilon 0.1"),
+        ("gemma2", "gate and up cut together among 2"),
         ("minimax_m2", "mlp.experts relu"),
         ("gpt_oss", "kv_heads_tiled"),
         ("minimax_m2", "attention_not_reduced"),
@@ -422,3 +423,15 @@ def test_what_was_planted_and_does_not_fit_is_not_said() -> None:
     exact = seen("self_attn.o_proj", local, {local: pair(RIGHT, 1.3 * RIGHT)})
     exact = replace(exact, replayed=Replayed(refuted=frozenset({"scale"})))
     assert "scale" in {each.id for each in suspected(exact)}
+
+
+def test_gate_and_up_that_are_stored_as_one_are_cut_as_one() -> None:
+    """Of two ranks the first takes the gate's halves for both, the second those of up."""
+    block = torch.nn.Module()
+    block.mlp = torch.nn.Module()
+    block.mlp.gate_up_proj = torch.nn.Linear(1, 8, bias=False)
+    block.mlp.gate_up_proj.weight.data = torch.arange(8.0)[:, None]
+    fault = next(each for each in hypotheses(block) if each.cause == "gate_up_cut_together")
+    assert fault.degree == 2
+    fault.plant(block, Surgery(0, None))
+    assert block.mlp.gate_up_proj.weight.flatten().tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
