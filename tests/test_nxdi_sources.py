@@ -53,8 +53,16 @@ def test_each_model_is_run_at_three_degrees_in_two_types_and_most_are_right() ->
         ways = {(case.degree, case.dtype) for case in own}
         assert len(own) == len(ways) == 6
         assert not (model.where and model.refused)
-    right = [each for each in MODELS if each.source == CONTRIB and not each.where + each.refused]
-    assert len(right) >= 15
+    contributed = [each for each in MODELS if each.source == CONTRIB]
+    wrong = [each for each in contributed if each.where or each.rounded or each.refused]
+    assert len(contributed) - len(wrong) >= 15
+
+
+def test_a_model_may_go_wrong_elsewhere_in_bfloat16() -> None:
+    own = {case.dtype: case.where for case in CASES if case.model == "gemma-2-9b"}
+    assert own == {"float32": "layers.0.self_attn:context", "bfloat16": "embed_tokens:out"}
+    own = {(case.degree, case.where) for case in CASES if case.model == "Phi-3-mini-4k-instruct"}
+    assert own == {(1, ""), (2, "layers.0.mlp"), (4, "layers.0.mlp")}
 
 
 def test_a_model_is_made_in_the_sizes_of_the_table(tmp_path: Path) -> None:

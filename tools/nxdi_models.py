@@ -27,15 +27,17 @@ _ONE_EACH = {**_HEADS, "num_key_value_heads": 6}
 _FOUR = {**_SIZED, "num_hidden_layers": 4}
 # Shorter than the longer row: what is left out of it shows.
 _WINDOWED = {**_FOUR, "sliding_window": 6}
+# transformers rounds what Gemma's embeddings are multiplied by, and they were trained with it so.
+_UNROUNDED = "embed_tokens:out"
 
 
 @dataclass(frozen=True)
 class Model:
     """A model of a source: ``family`` is transformers' name of its checkpoint, of these ``sizes``.
 
-    ``where`` is its first wrong place, ``refused`` what is said of one that cannot be run; both are
-    empty of a right one. ``degrees`` and ``dtypes`` are those of which that is so, of the usual
-    ones.
+    ``where`` is its first wrong place, ``rounded`` that in bfloat16 where it is another, and
+    ``refused`` what is said of one that cannot be run; all are empty of a right one. ``degrees``
+    are those of which that is so, of the usual ones.
     """
 
     source: str
@@ -44,9 +46,9 @@ class Model:
     target: str
     sizes: dict[str, Any] = field(default_factory=dict)
     where: str = ""
+    rounded: str = ""
     refused: str = ""
     degrees: tuple[int, ...] = (1, 2, 4)
-    dtypes: tuple[str, ...] = ("float32", "bfloat16")
 
 
 def _main(name: str, target: str, sizes: dict[str, Any], family: str = "", **more: Any) -> Model:
@@ -70,7 +72,12 @@ MODELS = (
     _main(
         "gpt_oss",
         "gpt_oss.NeuronGptOssForCausalLM",
-        {**_WINDOWED, "num_local_experts": 4, "initial_context_length": 4096},
+        {
+            **_WINDOWED,
+            "num_attention_heads": 8,
+            "num_local_experts": 4,
+            "initial_context_length": 4096,
+        },
         refused="down_proj_blocks",
     ),
     # Its configuration is that of the model with a tower.
@@ -102,15 +109,7 @@ MODELS = (
         "falcon.NeuronFalconForCausalLM",
         {**_ONE_EACH, "tie_word_embeddings": False},
     ),
-    # transformers rounds what embeddings are multiplied by, and trained models with it so.
-    _contrib(
-        "gemma-2b-it",
-        "gemma",
-        "gemma.NeuronGemmaForCausalLM",
-        _SIZED,
-        where="embed_tokens:out",
-        dtypes=("bfloat16",),
-    ),
+    _contrib("gemma-2b-it", "gemma", "gemma.NeuronGemmaForCausalLM", _SIZED, rounded=_UNROUNDED),
     _contrib("glm-4-9b-chat-hf", "glm", "glm4.NeuronGlm4ForCausalLM", _SIZED),
     _contrib("gpt-j-6b", "gptj", "gptj.NeuronGPTJForCausalLM", {"rotary_dim": 8}),
     # Queries carry the scale of attention.
@@ -134,6 +133,7 @@ MODELS = (
         "gemma3.NeuronGemma3ForCausalLM",
         {**_WINDOWED, "num_hidden_layers": 6, "query_pre_attn_scalar": 16},
         where="layers.0.self_attn:context",
+        rounded=_UNROUNDED,
     ),
     # The scores' soft cap is left out.
     _contrib(
@@ -142,6 +142,7 @@ MODELS = (
         "gemma2.NeuronGemma2ForCausalLM",
         {**_SIZED, "query_pre_attn_scalar": 16},
         where="layers.0.self_attn:context",
+        rounded=_UNROUNDED,
     ),
     # Of gate and up, stored as one, each rank cuts its share out of the whole.
     _contrib(

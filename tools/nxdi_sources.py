@@ -117,15 +117,15 @@ def _cases(source: str, model: str, degrees: tuple[int, ...], **more: Any) -> tu
 def _of_model(model: Model) -> Iterator[Case]:
     """Yield a model at each usual degree, in each type."""
     for degree in (1, 2, 4):
-        for dtype in ("float32", "bfloat16"):
-            wrong = degree in model.degrees and dtype in model.dtypes
+        wrong = degree in model.degrees
+        for dtype, where in (("float32", model.where), ("bfloat16", model.rounded or model.where)):
             yield Case(
                 model.source,
                 model.name,
                 degree,
                 dtype,
                 tokens=_FEW_TOKENS,
-                where=model.where if wrong else "",
+                where=where if wrong else "",
                 refused=model.refused if wrong else "",
             )
 
