@@ -467,6 +467,12 @@ def test_a_contributed_models_own_ways_are_no_mistakes(compared: Judged) -> None
     assert verdict.candidate.device.endswith("not Neuron; the model's branch for CPUs")
 
 
+def test_weights_that_a_converter_computes_with_are_not_said_to_be_right(ran: Ran) -> None:
+    ended = ran("gemma", "float32", *BLOCK, "job=compare", "what=weights", cls=GEMMA)
+    assert ended.exit == 4, ended.err
+    assert "the port computes with model.layers.0.input_layernorm.weight and 1 more" in ended.out
+
+
 def test_a_factor_that_nothing_undoes_is_a_mistake(judged: Judged) -> None:
     verdict = judged("gemma", "float32", wrong("scaled_twice"), PREFILL_ALONE, cls=GEMMA)
     assert verdict.outcome is Outcome.FAIL

@@ -27,17 +27,18 @@ _FAR = 0.25
 def with_folded_scales(rows: Sequence[Row], aligned: Alignment) -> list[Row]:
     """Return the rows, with those skipped that are a multiple of the golden's and do no harm.
 
-    So it is where all that the block computes from such a value is judged, and passes. A skipped
-    row keeps no numbers: another tolerance has nothing to judge there either.
+    So it is where all that the block computes from such a value are numbers that pass: choices are
+    the same whatever their scores are multiplied by. A skipped row keeps no numbers: another
+    tolerance has nothing to judge there either.
     """
     pairs = {pair.site: pair for pair in aligned.pairs}
-    outcomes = {row.site: row.outcome for row in rows}
+    right = {r.site for r in rows if r.kind is Kind.REAL and r.outcome is Outcome.PASS}
     kept = list(rows)
     for index, row in enumerate(rows):
         if row.outcome is not Outcome.FAIL or row.kind is not Kind.REAL or row.site not in pairs:
             continue
         readers = _readers(row.site, aligned.blocks)
-        if not readers or any(outcomes.get(each) is not Outcome.PASS for each in readers):
+        if not readers or not right.issuperset(readers):
             continue
         factor = _factor(pairs[row.site], row)
         if factor is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from layerparity.anatomy.site import Place
 from layerparity.ground.errors import Exit
 from layerparity.record.findings import check_values
-from layerparity.record.manifest import WeightPrint
+from layerparity.record.manifest import COMPUTED, WeightPrint
 
 CHANGED_DTYPE = "changed_dtype"
 
@@ -130,15 +130,21 @@ class WeightCheck:
 
     @property
     def tensors(self) -> int:
-        """How many stored tensors have a print."""
-        return sum(len(held) for held in self.prints.values())
+        """How many stored tensors have a print of their values."""
+        return sum(len(held) for held in self.prints.values()) - len(self.computed)
+
+    @property
+    def computed(self) -> list[str]:
+        """The stored tensors that the port computes with: nobody knows whether rightly."""
+        each = (item for held in self.prints.values() for item in held.items())
+        return [name for name, print_ in each if print_.checkpoint == COMPUTED]
 
     @property
     def exit(self) -> Exit:
         """Exit status: a fault fails; what nobody knows is inconclusive."""
         if self.faults:
             return Exit.FAILED
-        return Exit.INCONCLUSIVE if self.silent else Exit.OK
+        return Exit.INCONCLUSIVE if self.silent or self.computed else Exit.OK
 
     @property
     def verdict(self) -> str:
@@ -155,6 +161,7 @@ class WeightCheck:
             "verdict": self.verdict,
             "tensors": self.tensors,
             "silent": self.silent,
+            "computed": self.computed,
             "findings": [asdict(each) for each in self.findings],
             "wrong": wrong,
         }

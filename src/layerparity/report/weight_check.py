@@ -50,6 +50,12 @@ def sentences(check: WeightCheck) -> Iterator[str]:
     """Yield the notes, and what is right where nothing is wrong."""
     for stage in check.silent:
         yield f"note: the port says nothing of {stage}"
+    if check.computed:
+        more = f" and {len(check.computed) - 1} more" if check.computed[1:] else ""
+        yield (
+            f"note: the port computes with {check.computed[0]}{more}: what became of it only the "
+            "sites of a run show"
+        )
     for note in check.findings:
         if not note.is_fault:
             yield f"note: {finding_text(note)}"

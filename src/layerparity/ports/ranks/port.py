@@ -204,11 +204,14 @@ def prints_of(
         own = [(each, had) for each, had in told if each and bool(had[f"mask {name}"].any())]
         if not own:
             continue
-        dtype = getattr(torch, own[0][0]["dtype"])
-        if any(each["computed"] for each, _ in own):
+        # A rank that holds values tells more than one whose converter computed with them.
+        held = [(each, had) for each, had in own if not each["computed"]]
+        if not held:
             shape = tuple(assets.checkpoint.tensors[name].shape)
             prints[name] = WeightPrint(shape, own[0][0]["dtype"], "", checkpoint=COMPUTED)
             continue
+        own = held
+        dtype = getattr(torch, own[0][0]["dtype"])
         stored = assets.checkpoint.value(name, dtype)
         covered = torch.zeros(stored.shape, dtype=torch.bool)
         # What no rank holds stays zero: the checkpoint's own value would hide that it is missing.
