@@ -37,6 +37,7 @@ CLASSES = "stand_in_inference.models."
 MINIMAX = f"{CLASSES}minimax_m2.NeuronMiniMaxM2ForCausalLM"
 LLAMA = f"{CLASSES}llama.NeuronLlamaForCausalLM"
 ALTERNATING = f"{CLASSES}llama.NeuronAlternatingForCausalLM"
+RENAMING = f"{CLASSES}llama.NeuronRenamingForCausalLM"
 GEMMA = f"{CLASSES}gemma.NeuronGemmaForCausalLM"
 # Rows of other lengths: the shorter one is padded on the left, which NxDI never does.
 ROWS = [[*range(20, 32)], [7, 90, 41, 12, 13, 200, 33]]
@@ -487,3 +488,8 @@ def test_the_branch_for_devices_is_run_where_it_is_asked_for(ran: Ran, judged: J
     verdict = judged("gemma", "float32", *BLOCK, "port.cpu_branch=false", cls=GEMMA)
     assert (verdict.outcome, verdict.where) == (Outcome.FAIL, "layers.0.input_layernorm:out")
     assert verdict.candidate.device.endswith("not Neuron; the model's branch for devices")
+
+
+def test_a_converter_may_look_for_what_it_makes_of_another_stage(judged: Judged) -> None:
+    verdict = judged("llama", "float32", "tp_degree=2", PREFILL_ALONE, cls=RENAMING)
+    assert verdict.outcome is Outcome.PASS, conclusion(verdict)

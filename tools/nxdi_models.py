@@ -144,6 +144,14 @@ MODELS = (
         where="layers.0.self_attn:context",
         rounded=_UNROUNDED,
     ),
+    # Its embedding counts the positions itself, and a step's only token is always the first.
+    _contrib(
+        "gpt_bigcode-santacoder",
+        "gpt_bigcode",
+        "gpt_bigcode.NeuronGPTBigCodeForCausalLM",
+        _ONE_EACH,
+        where="embed_tokens:out@decode.1",
+    ),
     # Of gate and up, stored as one, each rank cuts its share out of the whole.
     _contrib(
         "Phi-3-mini-4k-instruct",

@@ -200,24 +200,26 @@ class _Conversion:
                 # The block stands first in the model: what it lacks itself is no other block's.
                 number = _NUMBER.search(asked)
                 mine = number is not None and number[0] == _FIRST
-                name = None if mine else self._stored_as(asked)
-                if name is None or name in self.extras:
+                fresh = [n for n in self._stored_as(asked) if not mine and n not in self.extras]
+                if not fresh:
                     raise UserError(
                         f"{what}, wants '{asked}', which the checkpoint does not hold",
                         "look whether an earlier step of the converter deleted or renamed it.",
                     ) from error
-                self.extras.append(name)
+                self.extras += fresh
             except Exception as error:
                 said_of = f"{what}, or the sharding of what it made, {said(error)}"
                 raise UserError(said_of) from error
         raise UserError(f"{what}, wants {', '.join(self.extras)} and more of other stages")
 
-    def _stored_as(self, asked: str) -> str | None:
-        """Return the stored name of a tensor of no block, which a model may hold under another."""
-        known = [
-            each for each in self.assets.checkpoint.tensors if f".{each}".endswith(f".{asked}")
-        ]
-        return min((each for each in known if not _NUMBER.search(each)), key=len, default=None)
+    def _stored_as(self, asked: str) -> list[str]:
+        """Return the stored tensors of no block that are meant by a name, as the model has it.
+
+        Where none is, the converter looks for what it makes of one: then any may be meant.
+        """
+        outside = [each for each in self.assets.checkpoint.weights if not _NUMBER.search(each)]
+        named = [each for each in outside if f".{each}".endswith(f".{asked}")]
+        return [min(named, key=len)] if named else outside
 
 
 @contextlib.contextmanager

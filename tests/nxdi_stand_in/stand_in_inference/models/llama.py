@@ -102,3 +102,16 @@ class NeuronAlternatingForCausalLM(NeuronLlamaForCausalLM):
     """The same of the model with a configuration for each block."""
 
     _model_cls = NeuronAlternatingModel
+
+
+class NeuronRenamingForCausalLM(NeuronLlamaForCausalLM):
+    """The same; its converter looks for the embedding, whatever it is given, as it has named it."""
+
+    @staticmethod
+    def convert_hf_to_neuron_state_dict(
+        state_dict: dict[str, torch.Tensor], config: Any
+    ) -> dict[str, torch.Tensor]:
+        """Return the tensors, and for a head that is not stored the embedding's."""
+        made = {n.replace("embed_tokens", "tokens"): each for n, each in state_dict.items()}
+        made.setdefault("lm_head.weight", made["tokens.weight"])
+        return {n.replace("tokens", "embed_tokens"): each for n, each in made.items()}
