@@ -38,6 +38,7 @@ MINIMAX = f"{CLASSES}minimax_m2.NeuronMiniMaxM2ForCausalLM"
 LLAMA = f"{CLASSES}llama.NeuronLlamaForCausalLM"
 ALTERNATING = f"{CLASSES}llama.NeuronAlternatingForCausalLM"
 RENAMING = f"{CLASSES}llama.NeuronRenamingForCausalLM"
+APERTUS = f"{CLASSES}apertus.NeuronApertusForCausalLM"
 GEMMA = f"{CLASSES}gemma.NeuronGemmaForCausalLM"
 # Rows of other lengths: the shorter one is padded on the left, which NxDI never does.
 ROWS = [[*range(20, 32)], [7, 90, 41, 12, 13, 200, 33]]
@@ -49,6 +50,12 @@ STEPS = {(PREFILL, 0), (DECODE, 1), (DECODE, 2)}
 TWO = {"num_hidden_layers": 2, "vocab_size": 320}
 # Few enough experts are chosen that a decode step loads those alone.
 EIGHT = {**TWO, "num_local_experts": 8}
+# The stand-in's attention knows no other angles, and wants to be told how wide a head is.
+USUAL = {
+    **TWO,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "head_dim": 16,
+}
 MODELS: dict[str, Callable[[Path], Path]] = {
     "small": lambda folder: folders.minimax_m2(folder, **EIGHT),
     "fp8": lambda folder: fp8_copy(folders.minimax_m2(folder.with_name("wide"), **EIGHT), folder),
@@ -57,6 +64,9 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     ),
     "llama": lambda folder: folders.llama(folder, **TWO),
     "gemma": lambda folder: make_model("gemma", folder.with_name("made"), changes=TWO).rename(
+        folder
+    ),
+    "apertus": lambda folder: make_model("apertus", folder.with_name("made"), changes=USUAL).rename(
         folder
     ),
     "biased": lambda folder: with_biases(folders.llama(folder, **TWO, attention_bias=True)),
@@ -493,3 +503,19 @@ def test_the_branch_for_devices_is_run_where_it_is_asked_for(ran: Ran, judged: J
 def test_a_converter_may_look_for_what_it_makes_of_another_stage(judged: Judged) -> None:
     verdict = judged("llama", "float32", "tp_degree=2", PREFILL_ALONE, cls=RENAMING)
     assert verdict.outcome is Outcome.PASS, conclusion(verdict)
+
+
+def test_a_stored_number_that_code_has_as_its_own_is_no_lost_weight(compared: Judged) -> None:
+    verdict = compared("apertus", "float32", "tp_degree=2", PREFILL_ALONE, cls=APERTUS)
+    assert verdict.outcome is Outcome.PASS, conclusion(verdict)
+    assert verdict.weights == ()
+
+
+def test_another_number_in_its_place_is_a_weight_that_was_never_loaded(compared: Judged) -> None:
+    """Whatever it does to what is computed."""
+    words = (PREFILL_ALONE, wrong("other_number"))
+    verdict = compared("apertus", "float32", "tp_degree=2", *words, cls=APERTUS)
+    assert verdict.outcome is Outcome.FAIL
+    assert {(each.name, each.what) for each in verdict.weights} == {
+        (f"model.layers.{layer}.mlp.act_fn.beta", "never_loaded") for layer in (0, 1)
+    }

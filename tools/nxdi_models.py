@@ -88,6 +88,8 @@ MODELS = (
         family="llama4_text",
         refused="text_config",
     ),
+    # Its code has two stored scalars as numbers.
+    _contrib("Apertus-8B-Instruct-2509", "apertus", "apertus.NeuronApertusForCausalLM", _SIZED),
     _contrib("AFM-4.5B-Base", "arcee", "afm.NeuronAFMForCausalLM", _SIZED),
     _contrib("ERNIE-4.5-0.3B-PT", "ernie4_5", "ernie4_5.NeuronErnie4_5ForCausalLM", _SIZED),
     _contrib("GLM-4-9B-0414", "glm4", "glm4.NeuronGlm4ForCausalLM", _SIZED),

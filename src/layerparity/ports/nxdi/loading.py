@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from layerparity.anatomy.site import EMBEDDING, HEAD, Site
 from layerparity.ground.errors import UserError, said
@@ -38,7 +39,8 @@ class StageWeights:
     """A stage's weights in its modules: what was read, and where each element went.
 
     ``used`` are the hashes of stored tensors that the modules hold elements of; ``origins`` are by
-    parameter, ``shapes`` by stored name. The converter computes with those that are ``computed``.
+    parameter, ``shapes`` by stored name. The converter computes with those that are ``computed``;
+    of stored scalars that no parameter holds, ``numbers`` are what the code has in their place.
     """
 
     parameters: dict[str, torch.Tensor]
@@ -46,6 +48,7 @@ class StageWeights:
     origins: dict[str, ElementOrigin]
     shapes: dict[str, torch.Size]
     computed: tuple[str, ...] = ()
+    numbers: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def held(self, checkpoint: Checkpoint, experts: range) -> dict[str, Held]:
         """Return what this rank's parameters hold of each stored tensor.
@@ -63,10 +66,12 @@ class StageWeights:
             if expert is not None and int(expert[1]) in experts and name not in found:
                 nothing = torch.zeros(shape, dtype=torch.bool)
                 found[name] = Held(nothing, nothing, "", True)
-        for name in self.computed:
+        for name in (*self.computed, *self.numbers):
             stored = checkpoint.value(name)
             everywhere = torch.ones(stored.shape, dtype=torch.bool)
-            found[name] = Held(stored, everywhere, "", False, computed=True)
+            held = self.numbers.get(name, stored)
+            differs = not is_same(held, stored)
+            found[name] = Held(held, everywhere, "", differs, computed=name in self.computed)
         return found
 
 
@@ -119,11 +124,32 @@ def loaded(
         conversion.scales = fp8.ones
         origins = traces.kept(form, own, trace(conversion.once, blank))
     reached = {name for origin in origins.values() for name in origin.stored}
-    computed = conversion.computed(blank, [name for name in names if name not in reached])
-    used = {n: digest for n, digest in hashes.items() if n in reached or n in computed}
+    unreached = [name for name in names if name not in reached]
+    computed = conversion.computed(blank, unreached)
+    lost = {name: blank[name] for name in unreached if name not in computed}
+    numbers = numbers_in_place(model, renamed, lost)
+    reached |= {*computed, *numbers}
+    used = {name: digest for name, digest in hashes.items() if name in reached}
     shapes = {name: value.shape for name, value in blank.items()}
     held = {name: own[name] for name in origins}
-    return StageWeights(held, used, origins, shapes, computed)
+    return StageWeights(held, used, origins, shapes, computed, numbers)
+
+
+def numbers_in_place(
+    model: nn.Module, renamed: Renaming, stored: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the numbers that a model has where stored scalars belong, in their shape and type.
+
+    What is stored as a buffer, code may have as a number. Of ``stored`` no value counts.
+    """
+    found = {}
+    for name, scalar in stored.items():
+        module, _, attribute = renamed(name).rpartition(".")
+        with contextlib.suppress(AttributeError):
+            number = getattr(model.get_submodule(module), attribute)
+            if isinstance(number, int | float) and scalar.numel() == 1:
+                found[name] = torch.full(scalar.shape, number, dtype=scalar.dtype)
+    return found
 
 
 @dataclass
