@@ -52,7 +52,7 @@ def test_each_model_is_run_at_three_degrees_in_two_types_and_most_are_right() ->
         own = [case for case in CASES if (case.source, case.model) == (model.source, model.name)]
         ways = {(case.degree, case.dtype) for case in own}
         assert len(own) == len(ways) == 6
-        assert not (model.where and model.refused)
+        assert not [case for case in own if case.where and case.refused]
     contributed = [each for each in MODELS if each.source == CONTRIB]
     wrong = [each for each in contributed if each.where or each.rounded or each.refused]
     assert len(contributed) - len(wrong) >= 15
@@ -63,6 +63,13 @@ def test_a_model_may_go_wrong_elsewhere_in_bfloat16() -> None:
     assert own == {"float32": "layers.0.self_attn:context", "bfloat16": "embed_tokens:out"}
     own = {(case.degree, case.where) for case in CASES if case.model == "Phi-3-mini-4k-instruct"}
     assert own == {(1, ""), (2, "layers.0.mlp"), (4, "layers.0.mlp")}
+
+
+def test_a_model_that_cannot_be_run_at_some_degrees_may_be_wrong_at_the_others() -> None:
+    own = {(c.degree, c.where, bool(c.refused)) for c in CASES if c.model == "OLMo-3-7B-Think"}
+    assert own == {(1, "layers.3.self_attn:context", False), (2, "", True), (4, "", True)}
+    own = {(c.degree, c.where, bool(c.refused)) for c in CASES if c.model == "EXAONE-4.0-1.2B"}
+    assert own == {(1, "", True), (2, "", True), (4, "", True)}
 
 
 def test_a_model_is_made_in_the_sizes_of_the_table(tmp_path: Path) -> None:

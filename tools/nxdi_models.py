@@ -37,7 +37,8 @@ class Model:
 
     ``where`` is its first wrong place, ``rounded`` that in bfloat16 where it is another, and
     ``refused`` what is said of one that cannot be run; all are empty of a right one. ``degrees``
-    are those of which that is so, of the usual ones.
+    are those of which that is so, of the usual ones. Where both are said, it cannot be run at
+    ``degrees``, and is wrong at the others.
     """
 
     source: str
@@ -146,6 +147,23 @@ MODELS = (
         where="layers.0.self_attn:context",
         rounded=_UNROUNDED,
     ),
+    # So it is here, and that of logits, which bfloat16 shows alone. Without both it is right.
+    _contrib(
+        "vaultgemma-1b",
+        "vaultgemma",
+        "vaultgemma.NeuronVaultGemmaForCausalLM",
+        {**_SIZED, "query_pre_attn_scalar": 16},
+        where="layers.0.self_attn:context",
+        rounded="lm_head:out",
+    ),
+    # Heads are normed before they are turned, and not after.
+    _contrib(
+        "hunyuan-7b-instruct",
+        "hunyuan_v1_dense",
+        "hunyuan.NeuronHunYuanDenseV1ForCausalLM",
+        _SIZED,
+        where="layers.0.self_attn:k_rotated",
+    ),
     # Its embedding counts the positions itself, and a step's only token is always the first.
     _contrib(
         "gpt_bigcode-santacoder",
@@ -153,6 +171,26 @@ MODELS = (
         "gpt_bigcode.NeuronGPTBigCodeForCausalLM",
         _ONE_EACH,
         where="embed_tokens:out@decode.1",
+    ),
+    # Every block looks back a window, also those that should see all; and on each of several ranks
+    # the norms of queries and keys have the width of all heads.
+    _contrib(
+        "OLMo-3-7B-Think",
+        "olmo3",
+        "olmo3.NeuronOlmo3ForCausalLM",
+        {**_ONE_EACH, "num_hidden_layers": 4, "sliding_window": 6},
+        where="layers.3.self_attn:context",
+        refused="must match the size of tensor",
+        degrees=(2, 4),
+    ),
+    # It also asks for NxDI's own norm of queries and keys, which takes keys to be as wide as
+    # queries. Without that it is right.
+    _contrib(
+        "EXAONE-4.0-1.2B",
+        "exaone4",
+        "exaone4.NeuronExaone4ForCausalLM",
+        {**_FOUR, "sliding_window": None, "layer_types": ["full_attention"] * 4},
+        refused="must match the size of tensor",
     ),
     # Of gate and up, stored as one, each rank cuts its share out of the whole.
     _contrib(

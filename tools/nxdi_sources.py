@@ -118,6 +118,9 @@ def _of_model(model: Model) -> Iterator[Case]:
     """Yield a model at each usual degree, in each type."""
     for degree in (1, 2, 4):
         wrong = degree in model.degrees
+        refused = model.refused if wrong else ""
+        # Of a model that cannot be run at some degrees, what is wrong is so at the others.
+        shows = wrong != bool(model.refused)
         for dtype, where in (("float32", model.where), ("bfloat16", model.rounded or model.where)):
             yield Case(
                 model.source,
@@ -125,8 +128,8 @@ def _of_model(model: Model) -> Iterator[Case]:
                 degree,
                 dtype,
                 tokens=_FEW_TOKENS,
-                where=where if wrong else "",
-                refused=model.refused if wrong else "",
+                where=where if shows else "",
+                refused=refused,
             )
 
 
