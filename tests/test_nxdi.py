@@ -40,6 +40,7 @@ ALTERNATING = f"{CLASSES}llama.NeuronAlternatingForCausalLM"
 RENAMING = f"{CLASSES}llama.NeuronRenamingForCausalLM"
 APERTUS = f"{CLASSES}apertus.NeuronApertusForCausalLM"
 GEMMA = f"{CLASSES}gemma.NeuronGemmaForCausalLM"
+SCALING = f"{CLASSES}gemma.NeuronScalingForCausalLM"
 # Rows of other lengths: the shorter one is padded on the left, which NxDI never does.
 ROWS = [[*range(20, 32)], [7, 90, 41, 12, 13, 200, 33]]
 BLOCK = ("scope=single", "layer=0", "generate.max_new_tokens=0")
@@ -519,3 +520,27 @@ def test_another_number_in_its_place_is_a_weight_that_was_never_loaded(compared:
     assert {(each.name, each.what) for each in verdict.weights} == {
         (f"model.layers.{layer}.mlp.act_fn.beta", "never_loaded") for layer in (0, 1)
     }
+
+
+@pytest.mark.parametrize("words", [("tp_degree=2",), BLOCK])
+def test_a_first_block_that_scales_the_embeddings_is_fed_them_unscaled(
+    ran: Ran, judged: Judged, words: tuple[str, ...]
+) -> None:
+    verdict = judged("gemma", "float32", *words, cls=SCALING)
+    assert verdict.outcome is Outcome.PASS, conclusion(verdict)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "where"),
+    [
+        ("not_scaled", "embed_tokens:out"),
+        ("scaled_by_size", "embed_tokens:out"),
+        ("residual_not_scaled", "layers.0"),
+    ],
+)
+def test_a_first_block_that_scales_wrongly_is_seen(
+    judged: Judged, mistake: str, where: str
+) -> None:
+    verdict = judged("gemma", "float32", wrong(mistake), PREFILL_ALONE, cls=SCALING)
+    assert verdict.outcome is Outcome.FAIL
+    assert verdict.where.startswith(where)

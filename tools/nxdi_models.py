@@ -69,6 +69,26 @@ MODELS = (
     _main("qwen2", "qwen2.NeuronQwen2ForCausalLM", _HEADS),
     _main("qwen3", "qwen3.NeuronQwen3ForCausalLM", _SIZED),
     _main("qwen3_moe", "qwen3_moe.NeuronQwen3MoeForCausalLM", {**_SIZED, "mlp_only_layers": []}),
+    # The first block scales the embeddings. Sizes stand in its code: those of the vocabulary and of
+    # the rotary. Its norms hold their weights in bfloat16 whatever the model is in; its masks know
+    # no window, which would show in rows longer than one.
+    _main(
+        "gemma3",
+        "gemma3.NeuronGemma3ForCausalLM",
+        {
+            **_SIZED,
+            "vocab_size": 262208,
+            "num_hidden_layers": 6,
+            "query_pre_attn_scalar": 16,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+        family="gemma3_text",
+        where="layers.0.input_layernorm:out",
+        rounded=_UNROUNDED,
+    ),
     # It reads packed experts alone.
     _main(
         "gpt_oss",

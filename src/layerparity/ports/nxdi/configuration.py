@@ -6,6 +6,7 @@ takes what transformers says of it. Here what that is describes the one block th
 
 from __future__ import annotations
 
+import inspect
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -107,6 +108,13 @@ def narrow(config: Any, layer: int, of: int) -> None:
     for name, value in list(vars(config).items()):
         if isinstance(value, list) and len(value) == of > 1 and "layer" in name:
             setattr(config, name, value[layer : layer + 1])
+
+
+def scales_embeddings(config: Values) -> bool:
+    """Say whether transformers' code of an architecture may scale its embeddings."""
+    file = Path(inspect.getfile(type(read_config(config))))
+    code = file.with_name(file.name.replace("configuration", "modeling"))
+    return code.is_file() and "embed_scale" in code.read_text(encoding="utf-8")
 
 
 def configured(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,10 @@ Output = tuple[torch.Tensor, Sequence[torch.Tensor]]
 # What NxDI's adapter says a padded token's position is: a windowed cache takes the largest position
 # for the last token.
 _PADDED = 1
+
+
+class _Entered(Exception):  # noqa: N818
+    """A block has called the first of its modules."""
 
 
 class _Reached(Exception):  # noqa: N818
@@ -99,8 +105,9 @@ class NxdiPass:
             # Where ranks share the tokens, the model has shared out what it was given.
             return None if splits_tokens(model) else (given, *args[1:])
 
-        # A model may scale its embeddings on their way to the first block, given ones too.
-        hooks = [block.register_forward_pre_hook(feed)]
+        # A model may scale its embeddings on their way to the first block, given ones too. Who else
+        # watches the block sees what it is really fed.
+        hooks = [block.register_forward_pre_hook(feed, prepend=True)]
         # Where ranks share the tokens NxDI then keeps the last one alone: the hook sees them all.
         hooks.append(block.register_forward_hook(lambda _, __, end: ends.append(end[0])))
         try:
@@ -121,6 +128,35 @@ class NxdiPass:
                 parameter.data = value
         result: torch.Tensor = ends[-1] if splits_tokens(model) else output
         return result
+
+    def entry_factor(self, model: Model, channels: int, dtype: torch.dtype) -> float:
+        """Return what a model's one block multiplies its input by before it calls any module.
+
+        1 where it does nothing of the kind. Of the block's weights no value counts.
+        """
+        shape = (*self.positions.shape, channels)
+        given = torch.linspace(1, 2, math.prod(shape), dtype=dtype).view(shape)
+        seen: list[torch.Tensor] = []
+
+        def note(_: nn.Module, args: tuple[object, ...], named: Mapping[str, object]) -> None:
+            told = (*args, *named.values())
+            seen.extend([each for each in told if isinstance(each, torch.Tensor)][:1])
+            if len(seen) > 1:
+                raise _Entered
+
+        with ExitStack() as hooks:
+            # The block itself comes first.
+            for each in model.layers[0].modules():
+                hooks.callback(each.register_forward_pre_hook(note, with_kwargs=True).remove)
+            with suppress(_Entered):
+                self.through(model, given, self.mask(model), self.positions, cached=False)
+        fed, passed_on = (each.double() for each in seen)
+        if fed.shape != passed_on.shape:
+            return 1.0
+        # Over many numbers the rounding of each evens out.
+        factor = float(passed_on.sum() / fed.sum())
+        rounding = torch.finfo(dtype).eps
+        return factor if torch.allclose(passed_on, fed * factor, rounding, 0.0) else 1.0
 
     def embedded(self, model: Model, ids: torch.Tensor) -> torch.Tensor:
         """Return what a model without blocks feeds its first, [batch, bucket, channel].

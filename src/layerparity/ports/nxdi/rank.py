@@ -22,7 +22,7 @@ from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
 from layerparity.ports.base import Call
 from layerparity.ports.nxdi import absent, groups
 from layerparity.ports.nxdi.application import Application, import_named
-from layerparity.ports.nxdi.configuration import Described, configured, narrow
+from layerparity.ports.nxdi.configuration import Described, configured, narrow, scales_embeddings
 from layerparity.ports.nxdi.cpu_branch import asking, take_devices
 from layerparity.ports.nxdi.loading import StageWeights, Traces, loaded
 from layerparity.ports.nxdi.passes import NxdiPass, adds_embeddings, pass_of, splits_tokens
@@ -104,6 +104,7 @@ class NxdiRank(RankSide):
         self._sizes = (1, 8)
         self._room = 0
         self._pass: NxdiPass | None = None
+        self._entry_factor = None if scales_embeddings(config) else 1.0
 
     @classmethod
     def prepare(cls, keys: Mapping[str, Any]) -> None:
@@ -238,16 +239,34 @@ class NxdiRank(RankSide):
             if stage in OUTSIDE:
                 model = made.model(now)
                 if stage == EMBEDDING and not splits_tokens(model):
-                    return self._outside(stage, model, now.embedded(model, given))
-                output = made.module(now)(given)
-                value = output[0] if isinstance(output, tuple) else output
+                    value = now.embedded(model, given)
+                else:
+                    output = made.module(now)(given)
+                    value = output[0] if isinstance(output, tuple) else output
+                if stage == EMBEDDING:
+                    value = value * self._scale_at_entry(now)
                 return self._outside(stage, model, value)
             watched, model = self._watched(made, now), made.model(now)
+            if Site(stage, "in").layer == 0:
+                given = given / self._scale_at_entry(now)
             own = now.given_to(model, given, self.assets.rank, self.assets.count)
             mask = now.mask(model)
             with watched.watching():
                 output = now.through(model, own, mask, now.positions, cached=bool(self._room))
         return self._observed(stage, watched.seen, output)
+
+    def _scale_at_entry(self, now: NxdiPass) -> float:
+        """Return what the first block multiplies its input by, where the golden's embedding does.
+
+        A model may scale its embeddings there, and not where it looks them up.
+        """
+        if self._entry_factor is None:
+            model, _ = self._built(0, now.prefill)
+            factor = self._entry_factor = now.entry_factor(model, self.sizes.hidden, self.dtype)
+            if factor != 1:
+                told = f"the first block multiplies its input by {factor:.6g}"
+                self._notes.append(f"{told}: shown in the embedding, where the golden does so")
+        return self._entry_factor
 
     def _watched(self, made: _Stage, now: NxdiPass) -> Watched:
         return Watched(made.module(now), self.names, self.taps(made.name))

@@ -100,3 +100,33 @@ class NeuronGemmaForCausalLM(NeuronBaseForCausalLM):
     ) -> dict[str, torch.Tensor]:
         """Return the tensors, those of norms with one added."""
         return {n: each + 1.0 if "norm" in n else each for n, each in state_dict.items()}
+
+
+class ScalingDecoderLayer(GemmaDecoderLayer):
+    """One block, of which the first scales the embeddings."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        wrong = {"not_scaled": 1.0, "scaled_by_size": config.hidden_size}
+        scale = wrong.get(config.neuron_config.mistake, config.hidden_size**0.5)
+        self.scale = scale if layer_idx == 0 else 1.0
+        self.mistake = config.neuron_config.mistake
+
+    def forward(self, hidden_states: torch.Tensor, *given: Any) -> tuple[torch.Tensor, Any]:
+        """Return the block's output [batch, token, channel], and its tokens' keys and values."""
+        end, kept = super().forward(hidden_states * self.scale, *given)
+        if self.mistake == "residual_not_scaled":
+            end = end - hidden_states * (self.scale - 1.0)
+        return end, kept
+
+
+class NeuronScalingModel(NeuronBaseModel):
+    """Gemma whose first block scales the embeddings, as AWS's own Gemma 3 does."""
+
+    block = ScalingDecoderLayer
+
+
+class NeuronScalingForCausalLM(NeuronGemmaForCausalLM):
+    """The same of that model."""
+
+    _model_cls: type[nn.Module] = NeuronScalingModel
