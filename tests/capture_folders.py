@@ -30,6 +30,9 @@ FAULTS = (
     "head of rank 0",
     "embedding of rank 0",
     "bias on each rank",
+    "norm after rotary",
+    "residual before the reduction",
+    "weight not transposed",
 )
 # In the place of some tokens, one id that has its like in each of four ranks' vocabularies.
 SHARES = [5, 133, 261, 389, *PROMPT[4:]]
@@ -92,7 +95,7 @@ class Ranks:
         w = self.port.weights[block]
         normed = [self.port._norm(x, w["input_layernorm.weight"]) for x in states]
         see(f"{block}.input_layernorm_output", normed)
-        attended = self._attention(block, normed, w, see)
+        attended = self._attention(block, states, normed, w, see)
         see(f"{block}.self_attn.o_proj.outputs", attended)
         states = [x + y for x, y in zip(states, attended, strict=True)]
         scales = [w["post_attention_layernorm.weight"]] * self.tp
@@ -109,7 +112,9 @@ class Ranks:
         see(f"{block}.{'block_sparse_moe' if sparse else 'mlp'}_output", added)
         return [x + y for x, y in zip(states, added, strict=True)]
 
-    def _attention(self, block: str, normed: Parts, w: dict[str, torch.Tensor], see: Seen) -> Parts:
+    def _attention(
+        self, block: str, states: Parts, normed: Parts, w: dict[str, torch.Tensor], see: Seen
+    ) -> Parts:
         dim, kv = self.config["head_dim"], self.config["num_key_value_heads"]
         copies = max(self.tp // kv, 1)
         tiled = self._wrong("kv heads tiled", block)
@@ -125,22 +130,31 @@ class Ranks:
                 whose = range(self.tp) if each == "q" else held
                 parts[each] = [x + biases[n] for x, n in zip(parts[each], whose, strict=True)]
             see(f"{block}.self_attn.qkv_proj.{each}_proj_output", parts[each])
+        late = self._wrong("norm after rotary", block)
         for each, slices_of in (("q", range(self.tp)), ("k", held)):
+            if late:
+                turned = (self.port._rotated(x.unflatten(-1, (-1, dim))) for x in parts[each])
+                parts[each] = [each_rank.flatten(2) for each_rank in turned]
             weight = w.get(f"self_attn.{each}_norm.weight")
             if weight is None:
                 continue
             parts[each] = self._normed(block, parts[each], weight, slices_of)
             see(f"{block}.self_attn.{each}_norm_output", parts[each])
-        out = w["self_attn.o_proj.weight"].chunk(self.tp, 1)
+        whole = w["self_attn.o_proj.weight"]
+        if self._wrong("weight not transposed", block):
+            whole = whole.reshape(whole.T.shape).T
+        out = whole.chunk(self.tp, 1)
         terms = []
         for rank in range(self.tp):
             heads = {n: p[rank].unflatten(-1, (-1, dim)) for n, p in parts.items()}
-            q, k = self.port._rotated(heads["q"]), self.port._rotated(heads["k"])
+            q, k = (heads[n] if late else self.port._rotated(heads[n]) for n in "qk")
             keys, values = self._cached(block, rank, k, heads["v"])
             terms.append(self.port._attended(q, keys, values).flatten(2) @ out[rank].T)
         bias = w.get("self_attn.o_proj.bias")
         if self._wrong("bias on each rank", block):
             return self._reduced([term + bias for term in terms])
+        if self._wrong("residual before the reduction", block):
+            terms = [term + x for term, x in zip(terms, states, strict=True)]
         summed = terms if self._wrong("no reduction", block) else self._reduced(terms)
         return summed if bias is None else [each + bias for each in summed]
 

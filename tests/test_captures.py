@@ -15,7 +15,7 @@ from conftest import Ended
 from safetensors.torch import load_file, save_file
 
 from layerparity.ground.errors import UserError
-from layerparity.making.captures import read_captures
+from layerparity.record.captures.base import Given, read_captures
 from layerparity.record.findings import DoubtKind
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.selftest.models import make_model
@@ -260,10 +260,10 @@ def spoilt(folder: Path) -> Iterator[str]:
 
 
 def test_files_that_are_not_of_one_run_are_refused(small: Path) -> None:
-    assert read_captures(small, None).ranks == 4
+    assert read_captures(Given(small, {}, None, list)).ranks == 4
     for said in spoilt(small):
         with pytest.raises(UserError, match=said):
-            read_captures(small, None)
+            read_captures(Given(small, {}, None, list))
 
 
 def replaced(folder: Path, module: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:

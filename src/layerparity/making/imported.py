@@ -22,7 +22,6 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.ground.resources import git_commit
 from layerparity.making import needs, reuse, typed_keys, write
-from layerparity.making.captures import is_capture
 from layerparity.making.dump_layout import DumpLayout, packed, spec_of
 from layerparity.making.elsewhere import (
     CHOSEN,
@@ -41,6 +40,7 @@ from layerparity.making.fingerprint import model_print
 from layerparity.making.prepare import RunPlan, plan_run
 from layerparity.making.rank_captures import of_captures
 from layerparity.making.request.inputs import Inputs
+from layerparity.record.captures.base import is_capture
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Feed, Manifest, Record, SitePatterns
 from layerparity.record.recorder import Recorder
@@ -88,9 +88,18 @@ def keep(
         if not recorder.records:
             why = next(iter(skipped.values()), "no site is named")
             raise UserError(f"{recorded.name} holds nothing of {plan.config.model.label}: {why}.")
+        lost = {**recorded.skipped, **skipped}
+        if len(lost) > len(recorder.records):
+            # What is judged of so little says nothing of the rest.
+            site, why = next(iter(lost.items()))
+            raise UserError(
+                f"{recorded.name}: {len(lost)} of {len(lost) + len(recorder.records)} sites cannot "
+                f"be used, {site} for one: {why}",
+                "mend it, or have the name map (job.names=) leave them out.",
+            )
         manifest = _manifest(recorded, plan, inputs, recorder.records, mark)
         manifest.replicas = _replicas(recorded, plan, inputs, Recorder(active.folder))
-        manifest.skipped = {**_unrecorded(manifest), **recorded.skipped, **skipped}
+        manifest.skipped = {**_unrecorded(manifest), **lost}
         files.write_inputs(inputs.tensors())
         if inputs.texts:
             files.write_prompts(inputs.texts)
@@ -101,7 +110,7 @@ def keep(
         active.set_tags({MANIFEST_TAG: files.write_manifest(manifest)})
     kept = store.get(str(active.id))
     assert kept is not None, "a run that was just made can be found"
-    for site, why in {**recorded.skipped, **skipped}.items():
+    for site, why in lost.items():
         console.note(f"{site} is left out: {why}")
     return kept
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.shards import spans
-from layerparity.anatomy.site import DECODE, EMBEDDING, PREFILL, Site
+from layerparity.anatomy.site import EMBEDDING, PREFILL, Site
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
-from layerparity.making.captures import Captures, read_captures
 from layerparity.making.dump_layout import DumpLayout, spec_of
 from layerparity.making.elsewhere import LOGITS, Recorded, fed, stamp
-from layerparity.making.request.goldens import RecordedRun
+from layerparity.making.same_tokens import GoldenOfTokens
 from layerparity.numbers.rank_parts import (
     PartKind,
     Split,
@@ -25,16 +24,14 @@ from layerparity.numbers.rank_parts import (
     merge,
     sums_up,
 )
-from layerparity.record.dump_files import read_pt, real
+from layerparity.record.captures.base import Captures, Given, read_captures
+from layerparity.record.name_map import read_map
 from layerparity.record.ranks import Disagreement, RankRecord, Sharding
-from layerparity.settings.config import RunKind
 
 if TYPE_CHECKING:
     import torch
 
     from layerparity.making.prepare import RunPlan
-    from layerparity.making.request.inputs import Inputs
-    from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.store import Store
 
 _MENTIONED = 3
@@ -47,10 +44,10 @@ def of_captures(folder: Path, names: Path | None, plan: RunPlan, store: Store) -
     A golden of the same tokens helps where only values tell terms of a sum from replicas that
     disagree. Raises UserError for what cannot be put together, with the cure.
     """
-    captures = read_captures(folder, names)
+    said = read_map(names) if names is not None else {}
+    captures = read_captures(Given(folder, said, names, lambda: _rows_fed(folder, plan)))
     merged = _Merged(captures, sizes_of(plan.checkpoint.config))
-    files = [path for paths in captures.files.values() for path in paths]
-    identity = [f"{path.relative_to(folder)} {stamp(path)}" for path in files]
+    identity = [f"{path.relative_to(folder)} {stamp(path)}" for path in captures.paths]
     recorded = Recorded(
         folder.name,
         "capture",
@@ -66,7 +63,7 @@ def of_captures(folder: Path, names: Path | None, plan: RunPlan, store: Store) -
         layout = DumpLayout(
             inputs.attention_mask, merged.sizes.head_dim, recorded.sequences, on_the_right=True
         )
-        merged.tell_terms(_Golden(plan, store, inputs, layout))
+        merged.tell_terms(GoldenOfTokens(plan, store, inputs, layout))
     unsummed = [
         f"what the ranks hold at {site} adds up to the golden's, and none holds the sum: a "
         "reduction is missing"
@@ -80,13 +77,22 @@ def of_captures(folder: Path, names: Path | None, plan: RunPlan, store: Store) -
     )
 
 
+def _rows_fed(folder: Path, plan: RunPlan) -> list[int]:
+    """Return how many tokens each row has that the command says was fed."""
+    counts: list[int] = (
+        fed(Recorded(folder.name, "capture", {}, ""), plan, 0).attention_mask.sum(-1).tolist()
+    )
+    return counts
+
+
 def _notes(captures: Captures) -> list[str]:
     left = captures.ignored
     if not left:
-        return []
+        return [*captures.notes]
     return [
+        *captures.notes,
         f"{len(left)} captured modules have no site here: {', '.join(left[:3])}; a name map "
-        "(job.names=) can give them one"
+        "(job.names=) can give them one",
     ]
 
 
@@ -123,7 +129,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         self.splits: dict[Site, Split] = {}
         self._unclear: dict[str, list[Site]] = {}
         self._alike: set[str] = set()
-        for site in captures.files:
+        for site in captures.parts:
             split = self._split(site)
             if split is not None:
                 self.splits[site] = split
@@ -171,16 +177,8 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
 
     def parts(self, site: Site) -> list[torch.Tensor]:
         """Return what each rank captured at a site. Raises UserError for a file of no tensor."""
-        found: list[torch.Tensor] = []
-        for path in self.captures.files[site]:
-            held = read_pt(path)
-            if len(held) != 1:
-                raise UserError(
-                    f"{path} holds {len(held)} tensors",
-                    "capture one module in a file, as NxDI does.",
-                )
-            found += (real(each, path) for each in held.values())
-        return found
+        width = self._width(site)
+        return [_unpadded(part, width) for part in self.captures.parts[site].read()]
 
     def _odd(self, site: Site) -> torch.Tensor:
         """Return a site of the prefill as an odd rank holds it, or holds a slice of it."""
@@ -196,7 +194,11 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
 
     def _split(self, site: Site) -> Split | None:
         """Return how a site lies on the ranks; None where it is left out. Raises UserError."""
-        parts = self.parts(site)
+        try:
+            parts = self.parts(site)
+        except ValueError as error:
+            self.skipped[str(site)] = str(error)
+            return None
         if any(part.dim() < 2 and part.numel() <= 1 for part in parts):
             self.skipped[str(site)] = "the module put nothing out: a placeholder was captured"
             return None
@@ -262,15 +264,16 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             axes = spec_of(plan.family, site).axes
             heads = "head" in axes
             size = width // self.sizes.head_dim if heads else width
-            count = len(self.captures.files[site]) // split.copies
+            ranks = self.captures.ranks
+            count = ranks // split.copies
             # The last of them may have less, where ranks do not divide it.
             shares = [range(*span) for span in spans(size, count)]
-            held = [shares[slice_] for slice_ in split.slices(len(self.captures.files[site]))]
+            held = [shares[slice_] for slice_ in split.slices(ranks)]
             shardings[str(site)] = Sharding.of("head" if heads else axes[-1], held)
         disagreements = {str(site): each for site, each in self.disagreeing.items()}
         return RankRecord(self.captures.ranks, shardings, disagreements)
 
-    def tell_terms(self, golden: _Golden) -> None:
+    def tell_terms(self, golden: GoldenOfTokens) -> None:
         """Tell terms of a sum from replicas that disagree, where ranks differ at a site.
 
         They are replicas where the ranks agree at that site of another block, and terms where they
@@ -309,7 +312,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         before = Site.inside(layer - 1, ":out", *at) if layer else Site("embed_tokens", "out", *at)
         return before, Site.inside(layer, ":out", *at)
 
-    def _sums_up(self, site: Site, golden: _Golden) -> bool:
+    def _sums_up(self, site: Site, golden: GoldenOfTokens) -> bool:
         """Say whether what ranks hold at a site adds up to what the golden recorded there."""
         whole = golden.tensor(site)
         if whole is None:
@@ -332,6 +335,16 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         }
         widths |= {"self_attn:context": sizes.heads * sizes.head_dim}
         return {**widths, "mlp.gate:logits": sizes.experts}.get(name, sizes.hidden)
+
+
+def _unpadded(part: torch.Tensor, width: int) -> torch.Tensor:
+    """Return [..., channel] without channels of zeros behind the model's, which a device may want.
+
+    The vocabulary's may be its last rank's alone, and are cut from the whole.
+    """
+    behind = part[..., width:] if part.dim() else part
+    padded = behind.numel() and part.is_floating_point() and not bool(behind.any())
+    return part[..., :width] if padded else part
 
 
 def _refuse_two_runs(site: Site, parts: Sequence[torch.Tensor]) -> None:
@@ -358,43 +371,3 @@ def _refuse_two_runs(site: Site, parts: Sequence[torch.Tensor]) -> None:
 def _plain(site: Site) -> Site:
     """Return a site as it is in the prefill."""
     return Site(site.path, site.end)
-
-
-class _Golden:
-    """The newest golden that was fed the same tokens: what it recorded, real tokens alone."""
-
-    def __init__(self, plan: RunPlan, store: Store, inputs: Inputs, layout: DumpLayout) -> None:
-        self._plan, self._layout = plan, layout
-        self._real = inputs.attention_mask.bool()
-        self._run: RecordedRun | None = None
-        config, kind = plan.config, RunKind.golden.value
-        named = store.find(config.golden, kind=kind) if config.golden else store.own_runs(kind, 50)
-        for run in named:
-            opened = self._fit(run, inputs)
-            if opened is not None:
-                self._run = opened
-                return
-
-    def _fit(self, run: StoredRun, inputs: Inputs) -> RecordedRun | None:
-        """Return a run that was fed these tokens, by a model of this configuration; else None."""
-        if not run.finished or run.tags.get("config_digest") != self._plan.checkpoint.config_digest:
-            return None
-        opened = RecordedRun.of(run)
-        same = opened.manifest.inputs.get("token_ids") == inputs.hashes()["token_ids"]
-        return opened if same and not opened.manifest.values_of else None
-
-    def tensor(self, site: Site) -> torch.Tensor | None:
-        """Return what the golden recorded at a site, [real token, ...]; None for nothing."""
-        record = self._run.manifest.record(site) if self._run is not None else None
-        if record is None or self._run is None:
-            return None
-        whole: torch.Tensor = self._run.run.files.read_tensor(record)
-        return whole[self._real] if site.phase == PREFILL else whole.flatten(0, 1)
-
-    def laid_out(self, part: torch.Tensor, site: Site) -> torch.Tensor | None:
-        """Return a part of a pass in the same form, [real token, ...]; None where it is another."""
-        step = site.step if site.phase == DECODE else 0
-        laid = self._layout.laid_out(part, spec_of(self._plan.family, site), step)
-        if isinstance(laid, str):
-            return None
-        return laid.flatten(0, 1) if step else laid[self._real]

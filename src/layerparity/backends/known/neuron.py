@@ -46,7 +46,8 @@ class Settings:
         RuntimeChoice.auto, "how to reach the device: torch_xla, or torch itself (native)"
     )
     compile: Compile = key(
-        Compile.lazy, "lazy (native: eager); export to one graph a stage; trace: keep the graphs"
+        Compile.lazy,
+        "lazy (native: eager); export to one graph a stage; trace: keep them (SDK 2.31 and older)",
     )
     artefacts: str | None = key(
         None, "folder of compile=trace's graphs; null: one beside the runs that are kept"

@@ -8,15 +8,14 @@ folder: rank_0, rank0, tp_rank_0, tp0.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_json
-from layerparity.numbers.rank_parts import PartKind, Split
-from layerparity.record.name_map import pattern_of, read_map, site_of
+from layerparity.numbers.rank_parts import Split
+from layerparity.record.captures.base import Captures, Given, SiteParts
 
 _FILE = re.compile(
     r"captured_tensors_(?P<phase>cte|ctx|tkg)_step_(?P<step>\d+)_module_(?P<module>[\w.]+?)"
@@ -25,82 +24,26 @@ _FILE = re.compile(
 # Where a rank may say what it ran with: versions by package, beside its tensors.
 VERSIONS = "versions.json"
 _RANK = re.compile(r"(?:tp[_-]?)?(?:rank|tp)[_-]?(\d+)", re.ASCII)
-# NxDI's modules by their path in a block, each with its end, and the local site that they are.
-_BLOCK = {
-    "in": ":in",
-    "out": ":out",
-    "input_layernorm.out": "input_layernorm:out",
-    "post_attention_layernorm.in": "post_attention_layernorm:in",
-    "post_attention_layernorm.out": "post_attention_layernorm:out",
-    "self_attn.out": "self_attn:out",
-    "self_attn.o_proj.out": "self_attn:out",
-    "self_attn.o_proj.in": "self_attn:context",
-    **{
-        f"self_attn.{fused}{each}_proj.out": f"self_attn.{each}_proj:out"
-        for each in "qkv"
-        for fused in ("", "qkv_proj.")
-    },
-    **{
-        f"self_attn.{each}_{norm}.out": f"self_attn.{each}_norm:out"
-        for each in "qk"
-        for norm in ("norm", "layernorm")
-    },
-    **{
-        f"{mlp}.{name}": local
-        for mlp in ("mlp", "block_sparse_moe", "feed_forward")
-        for name, local in {
-            "out": "mlp:out",
-            "down_proj.out": "mlp:out",
-            "router.linear_router.out": "mlp.gate:logits",
-            "gate.out": "mlp.gate:logits",
-            "expert_mlps.out": "mlp.experts:out",
-            "experts.out": "mlp.experts:out",
-        }.items()
-    },
-}
-_AROUND = {
-    "embed_tokens.in": "embed_tokens:in",
-    "embed_tokens.out": "embed_tokens:out",
-    "norm.in": "norm:in",
-    "norm.out": "norm:out",
-    "lm_head.in": "lm_head:in",
-    "lm_head.out": "lm_head:out",
-}
-_LAYER = re.compile(r"layers\.(\d+)\.?(.*)", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Captures:
-    """The files of a capture folder: of each site, one for each rank in their order.
-
-    ``splits`` are the sites, without their step, of which the name map says how they are split.
-    ``ignored`` are modules without a site; ``ranks`` says how many ranks there are.
-    """
-
-    files: Mapping[Site, tuple[Path, ...]]
-    ranks: int
-    ignored: tuple[str, ...] = ()
-    splits: Mapping[Site, Split] = field(default_factory=dict)
-
-
-def is_capture(folder: Path) -> bool:
+def matches(folder: Path) -> bool:
     """Say whether a folder, or one of a rank in it, holds a captured tensor."""
     folders = [folder, *(each for each in folder.iterdir() if each.is_dir())]
     return any(_FILE.fullmatch(each.name) for each in folders for each in each.iterdir())
 
 
-def read_captures(folder: Path, names: Path | None) -> Captures:
-    """Return the files of a capture folder by site; ``names`` adds to the table of modules.
+def read(given: Given) -> Captures:
+    """Return what a capture folder holds.
 
     Raises UserError where a rank, or a file of one, is missing, where files are of two runs, and
     where ranks say that they ran with other versions.
     """
+    folder = given.folder
     ranks = _ranks(folder)
     _refuse_other_versions(ranks)
     files = {rank: _files(where) for rank, where in ranks.items()}
     steps = _steps(folder, files[0])
-    said = read_map(names) if names is not None else {}
-    found: dict[Site, tuple[Path, ...]] = {}
+    found: dict[Site, SiteParts] = {}
     splits: dict[Site, Split] = {}
     ignored: list[str] = []
     for key in sorted(files[0]):
@@ -112,16 +55,15 @@ def read_captures(folder: Path, names: Path | None) -> Captures:
                     "copy every rank's files of one run.",
                 )
         phase, step, module, end = key
-        site, split = _site(f"{module}.{end}", said, names)
+        site, split = given.site(f"{module}.{end}")
         if site is None:
             ignored.append(f"{module} ({end})")
             continue
         if split is not None:
             splits[site] = split
-        at = site.at_step(steps[phase, step])
         # Two modules may put out one site's tensor: the outer one stands for both.
-        if at not in found:
-            found[at] = tuple(held[key] for held in files.values())
+        at = site.at_step(steps[phase, step])
+        found.setdefault(at, SiteParts(tuple(held[key] for held in files.values())))
     return Captures(found, len(ranks), tuple(dict.fromkeys(ignored)), splits)
 
 
@@ -221,32 +163,3 @@ def _steps(folder: Path, files: Mapping[_Key, Path]) -> dict[tuple[str, int], in
             )
     numbered: dict[tuple[str, int], int | None] = {("cte", prefills[0]): None}
     return numbered | {("tkg", step): n for n, step in enumerate(decodes, 1)}
-
-
-def _site(
-    module: str, said: Mapping[str, str], names: Path | None
-) -> tuple[Site | None, Split | None]:
-    """Return the site that a module's end is, and how the name map says that it is split."""
-    for name, text in said.items():
-        match = pattern_of(name).fullmatch(module) or pattern_of(f"{name}.out").fullmatch(module)
-        if match is not None:
-            assert names is not None, "what is said stands in a map"
-            place, *how = text.split()
-            return site_of(place, match.groupdict(), names), _split(how, names)
-    layer = _LAYER.fullmatch(module)
-    local = _BLOCK.get(layer[2]) if layer else _AROUND.get(module)
-    if local is None:
-        return None, None
-    return (Site.inside(int(layer[1]), local) if layer else Site.parse(local)), None
-
-
-def _split(words: Sequence[str], names: Path) -> Split | None:
-    """Return what stands behind a site in a name map: a kind, of slices with their axis."""
-    try:
-        axis = int(words[1]) if words[1:] else -1
-        return Split(PartKind(words[0]), axis) if words else None
-    except ValueError as error:
-        raise UserError(
-            f"{names}: '{' '.join(words)}' says nothing of how a tensor is split",
-            f"behind its site write {', '.join(PartKind)}, or {PartKind.SHARDED} with an axis.",
-        ) from error
