@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.ports.nxdi.configuration import Described, narrow
-from layerparity.ports.nxdi.converter import inverse, trace
-from layerparity.ports.nxdi.loading import Renaming, StageForm, Traces
+from layerparity.ports.traced.converter import inverse, trace
+from layerparity.ports.traced.stage_weights import Renaming, StageForm, Traces
 
 State = dict[str, torch.Tensor]
 Convert = Callable[[State], State]

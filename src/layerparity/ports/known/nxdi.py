@@ -14,11 +14,13 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded, text_digest
 from layerparity.machine.neuron import NEURON, RuntimeChoice, neuron_devices
 from layerparity.ports.base import Assets
-from layerparity.ports.nxdi.named import CPU_MODE, EXAMPLE, refuse_missing
+from layerparity.ports.named_model import refuse_missing
+from layerparity.ports.nxdi import CPU_MODE
 from layerparity.ports.ranks.port import RanksPort, ranks_text
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
+_EXAMPLE = "port.model=their_package.modeling_their_model.NeuronTheirForCausalLM"
 _COMPILED = "layerparity.ports.nxdi.compiled.CompiledRank"
 
 
@@ -63,7 +65,7 @@ def _key(config: Config, name: str) -> Any:
 def _asks(config: Config) -> bool:
     """Say whether the model's own module has code for CPUs alone."""
     try:
-        text = refuse_missing(str(_key(config, "model")), _key(config, "path") or ())
+        text = refuse_missing(str(_key(config, "model")), _key(config, "path") or (), _EXAMPLE)
     except UserError:
         # What is not there is refused later.
         return False
@@ -136,7 +138,7 @@ class NxdiPort(RanksPort):
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
         """Refuse what is not there, a backend whose runs are not judged, the other flavour."""
         if not keys.get("model"):
-            raise UserError("port=nxdi runs a class of your own", f"name it with {EXAMPLE}.")
+            raise UserError("port=nxdi runs a class of your own", f"name it with {_EXAMPLE}.")
         for name in ("neuron_config", "model_config", "names"):
             given = keys.get(name)
             if given is not None and not isinstance(given, Mapping):
@@ -161,7 +163,7 @@ class NxdiPort(RanksPort):
                 "CPU mode, which is of the XLA flavour",
                 "use backend.runtime=xla_cpu, or leave it out.",
             )
-        refuse_missing(str(keys["model"]), keys.get("path") or ())
+        refuse_missing(str(keys["model"]), keys.get("path") or (), _EXAMPLE)
         if Compile(config.backend.compile) is Compile.export:
             raise UserError(
                 "port=nxdi is uncompiled, or compiled by NxD's ModelBuilder",

@@ -1,0 +1,1 @@
+"""Where the elements of a checkpoint went in the modules of a port: measured, not written."""
