@@ -12,11 +12,11 @@ from typing import Any
 from layerparity.backends.neuron.compiler_options import LNC_VARIABLE, Compilation, Compile
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded, text_digest
-from layerparity.machine.neuron import NEURON, RuntimeChoice, neuron_devices
+from layerparity.machine.neuron import NEURON, neuron_devices
 from layerparity.ports.base import Assets
 from layerparity.ports.named_model import refuse_missing
 from layerparity.ports.nxdi import CPU_MODE
-from layerparity.ports.ranks.port import RanksPort, ranks_text
+from layerparity.ports.ranks.port import RanksPort, ranks_text, refuse_elsewhere
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
@@ -139,29 +139,14 @@ class NxdiPort(RanksPort):
         """Refuse what is not there, a backend whose runs are not judged, the other flavour."""
         if not keys.get("model"):
             raise UserError("port=nxdi runs a class of your own", f"name it with {_EXAMPLE}.")
-        for name in ("neuron_config", "model_config", "names"):
-            given = keys.get(name)
-            if given is not None and not isinstance(given, Mapping):
-                raise UserError(
-                    f"port.{name}={given} is no mapping", f"write port.{name}={{key: value}}."
-                )
+        mappings = ("neuron_config", "model_config", "names")
+        refuse_elsewhere("port=nxdi", "NxD's CPU mode", config, keys, *mappings)
         own = (keys.get("neuron_config") or {}).get("moe_ep_degree", config.moe_ep_degree)
         if own != config.moe_ep_degree:
             raise UserError(
                 f"port.neuron_config says moe_ep_degree={own}, and the run moe_ep_degree="
                 f"{config.moe_ep_degree}",
                 f"leave it out there and give moe_ep_degree={own}.",
-            )
-        if config.backend.name != "neuron":
-            raise UserError(
-                f"port=nxdi is not for backend={config.backend.name}", "use backend=neuron."
-            )
-        runtime = RuntimeChoice(config.backend.runtime)
-        if runtime.is_native:
-            raise UserError(
-                f"backend.runtime={runtime.value} is torch's own device, and port=nxdi runs NxD's "
-                "CPU mode, which is of the XLA flavour",
-                "use backend.runtime=xla_cpu, or leave it out.",
             )
         refuse_missing(str(keys["model"]), keys.get("path") or (), _EXAMPLE)
         if Compile(config.backend.compile) is Compile.export:

@@ -13,11 +13,11 @@ import torch
 
 from layerparity.anatomy.site import HEAD
 from layerparity.ground.errors import UserError, said
+from layerparity.model.element_origins import trace
 from layerparity.ports.nxdi.application import CONVERTER, Application
 from layerparity.ports.nxdi.fp8 import Fp8Weights, refuse_fp8_modules
 from layerparity.ports.ranks.side import RankAssets
-from layerparity.ports.traced.converter import trace
-from layerparity.ports.traced.stage_weights import (
+from layerparity.ports.ranks.stage_weights import (
     FIRST,
     NUMBER,
     Renaming,

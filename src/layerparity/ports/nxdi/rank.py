@@ -28,7 +28,7 @@ from layerparity.ports.nxdi.loading import loaded
 from layerparity.ports.nxdi.passes import NxdiPass, adds_embeddings, pass_of, splits_tokens
 from layerparity.ports.nxdi.sites import NxdiWatched, RankLayout, channels_of, weights_of
 from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
-from layerparity.ports.traced.stage_weights import StageWeights, Traces
+from layerparity.ports.ranks.stage_weights import StageWeights, Traces
 
 OUTSIDE = (EMBEDDING, NORM, HEAD)
 _NXDI = "neuronx_distributed_inference"

@@ -15,10 +15,10 @@ import torch
 
 from layerparity.anatomy.family import CHOICES, EXPERTS, HEADS, HIDDEN, ROUTED
 from layerparity.anatomy.site import SiteSpec
+from layerparity.model.element_origins import ElementOrigin
 from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
 from layerparity.ports.nxdi import weighing
 from layerparity.ports.observed.watched import SEEN, Watched, element
-from layerparity.ports.traced.converter import ElementOrigin
 
 # What NxDI's models call a module of a block, by its canonical name; the first that exists counts.
 NAMES: dict[str, tuple[str, ...]] = {

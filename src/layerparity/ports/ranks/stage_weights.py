@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from layerparity.anatomy.site import EMBEDDING, HEAD, Site
+from layerparity.model.element_origins import Convert, ElementOrigin, inverse
 from layerparity.numbers.rank_parts import is_same
 from layerparity.ports.ranks.side import Held
-from layerparity.ports.traced.converter import Convert, ElementOrigin, inverse
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
@@ -96,7 +96,7 @@ class StageForm:
         values: Mapping[str, torch.Tensor],
         renamed: Renaming,
         extras: Sequence[str],
-        config: Any,
+        config: object,
     ) -> StageForm:
         """Return the form of a stage of these stored tensors."""
         tensors = [(renamed(name), value.shape, value.dtype) for name, value in values.items()]
