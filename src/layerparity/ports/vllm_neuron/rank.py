@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -154,7 +154,7 @@ class VllmNeuronRank(RankSide):
             for local, value in watched.canonical().items():
                 if local in sites:
                     sites[local].add(fed, value)
-        return _observed(sites)
+        return _observed(sites, taps, self._stages[stage].weights.shapes)
 
     def _gathered(self, local: str, call: Call) -> SiteParts:
         assets, width = self.assets, self.sizes.hidden
@@ -167,16 +167,19 @@ class VllmNeuronRank(RankSide):
         return [tap for tap in taps if wanted(layer=layer, local=tap.local)]
 
 
-def _observed(sites: dict[str, SiteParts]) -> RankObserved:
-    """Return the output, and each site that was shown; a reason for each other one."""
-    end = sites.pop("out")
+def _observed(
+    sites: Mapping[str, SiteParts], taps: Sequence[Tap], stored: Collection[str]
+) -> RankObserved:
+    """Return the output, and each tap that was shown; a reason for each other one."""
+    end = sites["out"]
     assert end.whole is not None, "a block gives a tensor for each token"
     observed = RankObserved(end.whole, end.share())
-    for local, each in sites.items():
-        if each.whole is None or each.odd:
-            observed.unseen[local] = unseen(local)
-            continue
+    for tap in taps:
+        local, each = tap.local, sites[tap.local]
         value = each.whole
+        if value is None or each.odd:
+            observed.unseen[local] = unseen(tap, stored)
+            continue
         # Implementations list the same experts in different orders.
         observed.tensors[local] = value.long().sort(-1).values if local == ROUTED else value
         observed.specs[local], observed.shares[local] = each.spec, each.share()

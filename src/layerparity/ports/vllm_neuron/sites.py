@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
 from torch import distributed as dist
 
-from layerparity.anatomy.family import CHOICES, EXPERTS, HIDDEN, ROUTED
+from layerparity.anatomy.family import CHOICES, EXPERTS, HIDDEN, ROUTED, Tap
 from layerparity.anatomy.site import SiteSpec
 from layerparity.numbers.rank_parts import TERM, WHOLE, RankShare
 from layerparity.ports.observed.watched import Watched
@@ -63,15 +64,22 @@ class BlockWatched(Watched):
         outside = norm is not None and norm in self.block.children()
         if not outside or "post_attention_layernorm:out" not in found:
             found.pop("mlp:in", None)
-        if norm is not None and not outside:
-            # Experts that are told to norm what they are fed are the whole MLP.
+        experts = self.module("mlp.experts")
+        if norm is not None and experts is not None and norm in experts.modules():
+            # They are the whole MLP, by another name.
             found.pop(_EXPERTS, None)
         return found
 
 
-def unseen(local: str) -> str:
-    """Return why a site of a block is not shown."""
-    why = f" ({_FUSED[local]})" if local in _FUSED else ""
+def unseen(tap: Tap, stored: Collection[str]) -> str:
+    """Return why a site of a block of these ``stored`` tensors is not shown."""
+    # A router's weights and choices follow from its logits.
+    names = _NAMES.get(tap.module, (tap.module,))
+    if tap.attention is None and not any(
+        f".{own}." in f".{name}" for own in names for name in stored
+    ):
+        return f"the checkpoint's block has no {tap.module}"
+    why = f" ({_FUSED[tap.local]})" if tap.local in _FUSED else ""
     return f"the model computes it within a function{why}, so no hook sees it"
 
 

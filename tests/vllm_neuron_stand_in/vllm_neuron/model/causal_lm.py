@@ -13,7 +13,13 @@ from vllm_neuron import functional as NF
 from vllm_neuron.model.kv_cache import KVSpec, LayerSpec
 from vllm_neuron.nn.layers import Embedding, Head, RMSNorm, empty
 from vllm_neuron.utils.checkpoints import fill
-from vllm_neuron.utils.weight_loader import in_loader, out_loader, qkv_loader, set_weight_loader
+from vllm_neuron.utils.weight_loader import (
+    in_loader,
+    out_loader,
+    pad,
+    qkv_loader,
+    set_weight_loader,
+)
 
 Metadata = dict[str, dict[str, Any]]
 
@@ -27,7 +33,7 @@ class Attention(nn.Module):
     """Attention of this rank's heads: QKV in one weight, keys and values in a paged cache."""
 
     window: int | None = None
-    sinks: torch.Tensor | None = None
+    sinks: torch.Tensor | None
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
@@ -46,6 +52,7 @@ class Attention(nn.Module):
         set_weight_loader(self.qkv_proj_weight, loader)
         turned = self.mistake != "o_proj_untransposed"
         set_weight_loader(self.o_proj_weight, in_loader(ranks, turned))
+        self.sinks = None
         self.first: torch.Tensor | None = None
         self.cache: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -137,6 +144,14 @@ class MLP(nn.Module):
         return self.group.reduce_scatter(part) if prompt else self.group.all_reduce(part)
 
 
+def norm_of(config: Any) -> RMSNorm:
+    """Return a norm of hidden states, whose padded channels are none."""
+    real = getattr(config, "real_width", config.hidden_size)
+    norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.dtype, real)
+    pad(norm.weight, {0: config.hidden_size})
+    return norm
+
+
 class DecoderLayer(nn.Module):
     """One block."""
 
@@ -144,11 +159,18 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
-        made = (config.hidden_size, config.rms_norm_eps, config.dtype)
         self.self_attn = self.attention(config, layer_idx)
+        self.input_layernorm = norm_of(config)
+        self.make_mlp(config)
+
+    def make_mlp(self, config: Any) -> None:
+        """Make the block's second half."""
         self.mlp = MLP(config)
-        self.input_layernorm = RMSNorm(*made)
-        self.post_attention_layernorm = RMSNorm(*made)
+        self.post_attention_layernorm = norm_of(config)
+
+    def mixed(self, middle: torch.Tensor, prompt: bool) -> torch.Tensor:
+        """Return the second half's own part of the residual stream."""
+        return self.mlp(self.post_attention_layernorm(middle), prompt)
 
     def forward(
         self,
@@ -166,7 +188,7 @@ class DecoderLayer(nn.Module):
         )
         middle = hidden_states + attended
         prompt = is_prefill(next(iter(attn_metadata.values())))
-        return middle + self.mlp(self.post_attention_layernorm(middle), prompt)
+        return middle + self.mixed(middle, prompt)
 
 
 class Rotary(nn.Module):
@@ -197,12 +219,8 @@ class Model(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, *made, self.mistake)
         blocks = [self.block(config, layer) for layer in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(blocks)
-        self.norm = self.last_norm(config)
+        self.norm = norm_of(config)
         self.rotary_emb = self.rotary(config)
-
-    def last_norm(self, config: Any) -> RMSNorm:
-        """Return the norm behind the blocks."""
-        return RMSNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
 
     def forward(
         self,

@@ -80,3 +80,15 @@ def qkv_loader(parts: int, kv_heads: int, tiled: bool = False, lost: bool = Fals
         return torch.cat(made).T
 
     return WeightLoader(transform)
+
+
+def pad(parameter: Any, dims: dict[int, int]) -> None:
+    """Let what a parameter is loaded with be filled up with zeros to sizes, by dimension."""
+    plain = get_weight_loader(parameter)
+
+    def transform(slices: list[Any], rank: int) -> torch.Tensor:
+        own = plain.load(slices, rank)
+        behind = [[0, dims.get(dim, size) - size] for dim, size in enumerate(own.shape)]
+        return functional.pad(own, [size for pair in reversed(behind) for size in pair])
+
+    set_weight_loader(parameter, WeightLoader(transform))
