@@ -54,7 +54,6 @@ def gpt_oss(folder: Path, seed: int = 0, **changes: Any) -> Path:
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
         "sliding_window": 8,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         **changes,
     }
     return _save(GptOssConfig(**settings), folder, seed)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from vllm.distributed.parallel_state import get_tp_group
 
 from vllm_neuron import functional as NF
@@ -197,13 +198,16 @@ class Rotary(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         theta, size = config.rope_parameters["rope_theta"], config.head_dim
-        self.frequencies = 1.0 / theta ** (torch.arange(0, size, 2).float() / size)
+        self.frequencies, self.scale = 1.0 / theta ** (torch.arange(0, size, 2).float() / size), 1.0
+        kind = config.rope_parameters.get("rope_type", "default")
+        if kind != "default":
+            self.frequencies, self.scale = ROPE_INIT_FUNCTIONS[kind](config, "cpu")
 
     def forward(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
         """Return cosines and sines of positions [token], [token, channel of a head]."""
         angles = positions[:, None].float() * self.frequencies
         angles = torch.cat([angles, angles], -1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        return (angles.cos() * self.scale).to(dtype), (angles.sin() * self.scale).to(dtype)
 
 
 class Model(nn.Module):

@@ -1,0 +1,64 @@
+"""What a model of vLLM Neuron's is given of a pass: requests one by one, and a paged cache."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from layerparity.ports.base import Call
+from layerparity.ports.vllm_neuron.passes import Pages, passes_of
+
+# Two rows of three and of two tokens, the second one padded.
+MASK = torch.tensor([[1, 1, 1], [0, 1, 1]])
+PLACES = torch.tensor([[0, 1, 2], [1, 0, 1]])
+PAGES = Pages.holding(2, 5, 2)
+
+
+def test_blocks_of_requests_lie_between_each_others_and_the_null_block_is_nobodys() -> None:
+    assert PAGES.tables().tolist() == [[6, 4, 2], [5, 3, 1]]
+    rows, places = torch.tensor([0, 0, 1]), torch.tensor([0, 3, 4])
+    assert PAGES.slots(rows, places).tolist() == [12, 9, 2]
+    spec = SimpleNamespace(num_kv_heads=1, head_size=4, dtype=torch.bfloat16)
+    keys, values = PAGES.cache(spec)
+    assert (keys.shape, keys.dtype) == (torch.Size([7, 1, 2, 4]), torch.bfloat16)
+    # Whoever reads what no request wrote finds numbers.
+    assert bool((keys != 0).all())
+    assert not torch.equal(keys, values)
+
+
+def test_a_prompt_is_given_alone_padded_behind_to_a_multiple_of_the_ranks() -> None:
+    first, second = passes_of(Call(MASK, PLACES), PAGES, ranks=2)
+    assert (first.tokens, first.told["max_query_len"]) == (4, 4)
+    assert first.positions.tolist() == [0, 1, 2, 2]
+    assert first.told["slot_mapping"].tolist() == [12, 13, 8, 0]
+    assert second.positions.tolist() == [0, 1, 1, 1]
+    assert second.told["block_table_tensor"].tolist() == [[5, 3, 1]]
+    ids = torch.tensor([[7, 8, 9], [0, 5, 6]])
+    assert first.taken(ids).tolist() == [7, 8, 9, 9]
+    assert second.taken(ids).tolist() == [5, 6, 6, 6]
+
+
+def test_a_prompt_of_one_token_is_no_step() -> None:
+    (only,) = passes_of(Call(MASK[:1, :1], PLACES[:1, :1]), PAGES, ranks=1)
+    assert only.tokens == 2
+    assert only.told["max_query_len"] > only.told["decode_token_threshold"]
+
+
+def test_each_ranks_slice_is_put_where_its_tokens_stand() -> None:
+    _, second = passes_of(Call(MASK, PLACES), PAGES, ranks=2)
+    whole = torch.zeros(2, 3, 1)
+    second.put(whole, torch.tensor([[1.0], [2.0]]), first=0)
+    assert whole[:, :, 0].tolist() == [[0, 0, 0], [0, 1, 2]]
+    # The other rank has padding alone.
+    second.put(whole, torch.tensor([[3.0], [4.0]]), first=2)
+    assert whole[:, :, 0].tolist() == [[0, 0, 0], [0, 1, 2]]
+
+
+def test_a_step_is_one_token_of_each_request() -> None:
+    mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
+    (step,) = passes_of(Call(mask, torch.tensor([[3], [2]])), PAGES, ranks=2)
+    assert (step.tokens, step.told["max_query_len"]) == (2, 1)
+    assert step.told["cached_seq_len"].tolist() == [3, 2]
+    assert step.told["slot_mapping"].tolist() == [9, 6]
+    assert step.taken(torch.tensor([[7], [8]])).tolist() == [7, 8]
