@@ -20,8 +20,8 @@ from fp8_small import fp8_copy
 from layerparity.anatomy.family import TAPS
 from layerparity.anatomy.site import DECODE, PREFILL
 from layerparity.ground.errors import UserError
+from layerparity.ground.named_model import refuse_missing
 from layerparity.ports.known.nxdi import NxdiPort
-from layerparity.ports.named_model import refuse_missing
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.answer import answer_of

@@ -173,7 +173,6 @@ def test_what_is_not_seen_is_said(judged: Judged) -> None:
     [
         # Square, so that it fits either way.
         ("o_proj_untransposed", 1, "llama", BLOCK, "layers.0.self_attn:out", ""),
-        ("kv_heads_in_turn", 4, "llama", BLOCK, "layers.0.self_attn:out", "gqa_layout"),
         ("keys_left_out", 2, "llama", BLOCK, "layers.0.self_attn.k_proj", "never_loaded"),
         ("norm_after_rotary", 2, "qwen3", BLOCK, "layers.0.self_attn:out", ""),
         ("residual_on_each_rank", 2, "llama", BLOCK, "layers.0.self_attn:out", ""),
@@ -201,6 +200,17 @@ def test_a_mistake_is_named(
     named = where.partition(":")[0].replace("mlp.gate", "mlp.router")
     assert conclusion(verdict).startswith(f"{named} is the first wrong place")
     assert [each.id for each in verdict.causes[:1]] == ([cause] if cause else [])
+
+
+def test_a_head_of_other_ranks_is_named_with_its_weights_and_ranks(judged: Judged) -> None:
+    """Every rank holds a whole head: that its queries read another one is what is wrong."""
+    verdict = judged("llama", "float32", "tp_degree=4", *BLOCK, wrong("kv_heads_in_turn"))
+    assert (verdict.outcome, verdict.where) == (Outcome.FAIL, "layers.0.self_attn:out")
+    assert conclusion(verdict).endswith("wrong place, on ranks 1, 2 of 4")
+    assert [each.id for each in verdict.causes] == ["gqa_layout"]
+    assert verdict.causes[0].shown
+    (finding,) = verdict.weights
+    assert finding.component.startswith("self_attn")
 
 
 CLASSES = "vllm_neuron.model.llama3.model."

@@ -1,12 +1,15 @@
-"""What a model of vLLM Neuron's is given of a pass: requests one by one, and a paged cache."""
+"""What a model of vLLM Neuron's is given of a pass, and whose keys a rank holds."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from layerparity.ports.base import Call
+from layerparity.ports.ranks.side import Held
+from layerparity.ports.vllm_neuron.heads import of_own_queries
 from layerparity.ports.vllm_neuron.passes import Pages, passes_of
 
 # Two rows of three and of two tokens, the second one padded.
@@ -62,3 +65,37 @@ def test_a_step_is_one_token_of_each_request() -> None:
     assert step.told["cached_seq_len"].tolist() == [3, 2]
     assert step.told["slot_mapping"].tolist() == [9, 6]
     assert step.taken(torch.tensor([[7], [8]])).tolist() == [7, 8]
+
+
+def held(name: str, rows: range, heads: int) -> tuple[str, Held]:
+    """Return what a rank holds of a projection to heads of two channels: those of some heads."""
+    mask = torch.zeros(heads, 2, 3, dtype=torch.bool)
+    mask[list(rows)] = True
+    values = torch.arange(heads * 6.0).reshape(heads * 2, 3)
+    return f"layers.0.self_attn.{name}.weight", Held(values, mask.flatten(0, 1), "qkv", False)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "differs"),
+    [
+        (range(1), range(1), False),
+        (range(2, 4), range(1, 2), False),
+        (range(4), range(2), False),
+        (range(1, 2), range(1, 2), True),
+        (range(2, 4), range(1), True),
+    ],
+)
+def test_keys_are_those_that_the_ranks_queries_read(
+    queries: range, keys: range, differs: bool
+) -> None:
+    """Four heads of queries, of which two read each head of keys."""
+    own = dict([held("q_proj", queries, 4), held("k_proj", keys, 2)])
+    found = of_own_queries(own, heads=4, keys=2)
+    name = "layers.0.self_attn.k_proj.weight"
+    assert found[name].differs is differs
+    if differs:
+        # The head that is there stands where the other one should.
+        other = 2 * (1 - keys[0])
+        assert found[name].mask.any(1).nonzero().flatten().tolist() == [other, other + 1]
+        here = own[name].values[own[name].mask]
+        assert torch.equal(found[name].values[found[name].mask], here)

@@ -12,9 +12,9 @@ from typing import Any
 from layerparity.backends.neuron.compiler_options import LNC_VARIABLE, Compilation, Compile
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded, text_digest
+from layerparity.ground.named_model import refuse_missing
 from layerparity.machine.neuron import NEURON, neuron_devices
 from layerparity.ports.base import Assets
-from layerparity.ports.named_model import refuse_missing
 from layerparity.ports.nxdi import CPU_MODE
 from layerparity.ports.ranks.port import RanksPort, ranks_text, refuse_elsewhere
 from layerparity.settings.config import Config

@@ -9,8 +9,8 @@ from typing import Any
 from layerparity.backends.neuron.compiler_options import Compile
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded
+from layerparity.ground.named_model import refuse_missing, top_module
 from layerparity.ports.base import Assets
-from layerparity.ports.named_model import refuse_missing, top_module
 from layerparity.ports.ranks.port import RanksPort, ranks_text, refuse_elsewhere
 from layerparity.settings.config import Config
 from layerparity.settings.key import key

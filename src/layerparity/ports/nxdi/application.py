@@ -18,7 +18,7 @@ from typing import Any
 from torch import nn
 
 from layerparity.ground.errors import UserError
-from layerparity.ports.named_model import class_named
+from layerparity.ground.named_model import class_named
 from layerparity.ports.nxdi import absent
 from layerparity.ports.nxdi.transformers_4 import offer_values
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from layerparity.anatomy.site import EMBEDDING, HEAD, NORM
 from layerparity.ground.errors import UserError, nearest, said
-from layerparity.ports.named_model import class_named
+from layerparity.ground.named_model import class_named
 from layerparity.ports.ranks.side import RankAssets
 
 PLUGIN = "vllm_neuron"

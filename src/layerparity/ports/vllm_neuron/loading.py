@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 from torch import distributed as dist
+from torch import nn
 
-from layerparity.anatomy.site import NORM, Site
+from layerparity.anatomy.site import HEAD, NORM, Site
 from layerparity.ground.errors import UserError, said
 from layerparity.model.element_origins import trace
 from layerparity.ports.ranks.side import RankAssets
@@ -54,6 +55,23 @@ class LoadedStage:
     weights: StageWeights
 
 
+class _Before(nn.Module):
+    """Stands before a block in its model and hands on what it is fed; all else is the block's."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        # In a list it is no module of this one.
+        self.blocks = [block]
+
+    def __getattr__(self, name: str) -> torch.Tensor | nn.Module:
+        found: torch.Tensor | nn.Module = getattr(self.__dict__["blocks"][0], name)
+        return found
+
+    def forward(self, hidden_states: torch.Tensor, **_: object) -> torch.Tensor:
+        """Return the hidden states."""
+        return hidden_states
+
+
 @dataclass
 class StageLoader:
     """Builds and loads the stages of one rank, of a model class with keys of its NeuronConfig."""
@@ -75,6 +93,24 @@ class StageLoader:
         # Only what was built says which class its block is of.
         with numbered(kind, layer):
             return built(self.cls, config, self.neuron)
+
+    def place(self, stage: str, model: Built) -> nn.Module:
+        """Return the module that runs a stage; a block is put where it has its number.
+
+        A model may tell its blocks apart by that, and ask the first one for its sizes. Behind the
+        embedding stands a block without weights, which is fed and not run.
+        """
+        if stage in (NORM, HEAD):
+            return model.get_submodule(OUTSIDE[stage])
+        layers, layer = model.get_submodule(LAYERS), Site(stage, "in").layer
+        assert isinstance(layers, nn.ModuleList), "a model has a list of blocks"
+        if layer is None:
+            layers.append(self.built("layers.0").get_submodule(BLOCK))
+            return layers[0]
+        block = layers[0]
+        for _ in range(layer):
+            layers.insert(0, _Before(block))
+        return block
 
     def load(self, stage: str) -> LoadedStage:
         """Return a stage with its weights. Raises UserError where they cannot be loaded."""

@@ -9,13 +9,14 @@ from torch import nn
 from torch.nn import functional
 
 from layerparity.anatomy.family import ROUTED, Tap
-from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Site
+from layerparity.anatomy.site import EMBEDDING, HEAD, Site
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError, said
 from layerparity.ports.base import Call
 from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
+from layerparity.ports.vllm_neuron.heads import of_own_queries
 from layerparity.ports.vllm_neuron.library import OUTSIDE, joined, model_class, version
-from layerparity.ports.vllm_neuron.loading import BLOCK, LoadedStage, StageLoader
+from layerparity.ports.vllm_neuron.loading import LoadedStage, StageLoader
 from layerparity.ports.vllm_neuron.passes import Pages, Runner, passes_of
 from layerparity.ports.vllm_neuron.sites import BlockWatched, SiteParts, unseen
 
@@ -50,6 +51,7 @@ class VllmNeuronRank(RankSide):
         neuron = {"on_device_sampling_config": None, **(neuron_config or {})}
         self.loader = StageLoader(assets, cls, neuron, self.dtype)
         self._stages: dict[str, LoadedStage] = {}
+        self._modules: dict[str, nn.Module] = {}
         self._room = 0
         self._pages = Pages(1, 1, block_size)
         self._call: Call | None = None
@@ -94,15 +96,18 @@ class VllmNeuronRank(RankSide):
         made = self._stages[stage] = self.loader.load(stage)
         specs = made.model.get_kv_spec().layers
         made.model.bind_kv_cache({each.name: self._pages.cache(each) for each in specs})
+        self._modules[stage] = self.loader.place(stage, made.model)
         return made.weights.used
 
     def held(self, stage: str) -> dict[str, Held]:
         """Return what this rank's parameters hold of the stage's stored tensors."""
-        return self._stages[stage].weights.held(self.assets.checkpoint, range(0))
+        held = self._stages[stage].weights.held(self.assets.checkpoint, range(0))
+        return of_own_queries(held, self.sizes.heads, self.sizes.kv_heads)
 
     def release(self, stage: str) -> None:
         """Forget a stage's model, and its cache."""
         self._stages.pop(stage, None)
+        self._modules.pop(stage, None)
 
     def run(self, stage: str, given: torch.Tensor) -> RankObserved:
         """Run one stage on [batch, token, channel], or ids int64 [batch, token]."""
@@ -113,7 +118,7 @@ class VllmNeuronRank(RankSide):
         with torch.no_grad():
             try:
                 if stage in OUTSIDE and stage != EMBEDDING:
-                    return self._outside(stage, model.get_submodule(OUTSIDE[stage]), given)
+                    return self._outside(stage, self._modules[stage], given)
                 return self._passes(stage, call, given)
             except UserError:
                 raise
@@ -139,15 +144,13 @@ class VllmNeuronRank(RankSide):
         """Return what the embedding or a block gives in a call, and what its modules showed."""
         assets, model = self.assets, self._stages[stage].model
         runner = Runner(model, assets.rank, assets.count, self.layers)
-        taps = self.taps(stage)
+        taps, block = self.taps(stage), self._modules[stage]
         sites = {each: self._gathered(each, call) for each in ("out", *(tap.local for tap in taps))}
         for fed in passes_of(call, self._pages, assets.count):
             taken = fed.taken(given)
             if stage == EMBEDDING:
-                behind = model.get_submodule(OUTSIDE[NORM])
-                sites["out"].add(fed, runner.embedded(fed, taken, behind))
+                sites["out"].add(fed, runner.embedded(fed, taken, block))
                 continue
-            block = model.get_submodule(BLOCK)
             watched = BlockWatched(block, {}, taps)
             with watched.watching():
                 sites["out"].add(fed, runner.through(fed, block, taken))

@@ -87,6 +87,7 @@ class Attention(nn.Module):
         positions: torch.Tensor,
         position_embeddings: Any,
         attn_metadata: Metadata,
+        step_window: int | None = None,
     ) -> torch.Tensor:
         """Return attention's output for this rank's slice of a prompt's tokens, or for a step."""
         told = attn_metadata[f"layers.{self.layer_idx}.self_attn"]
@@ -94,7 +95,8 @@ class Attention(nn.Module):
         hidden = self.group.all_gather(hidden_states) if prompt else hidden_states
         q, k, v = self.projected(hidden, position_embeddings)
         self._write(k, v, told, prompt)
-        more = {"scale": self.head_dim**-0.5, "window": self.window, "sinks": self.sinks}
+        window = self.window if prompt else step_window
+        more = {"scale": self.head_dim**-0.5, "window": window, "sinks": self.sinks}
         if prompt:
             found = NF.flash_attention(q, k, v, **more)
         else:
@@ -179,6 +181,7 @@ class DecoderLayer(nn.Module):
         positions: torch.Tensor,
         position_embeddings: Any,
         attn_metadata: Metadata,
+        step_window: int | None = None,
     ) -> torch.Tensor:
         """Return the block's output, [token, channel]."""
         attended = self.self_attn(
@@ -186,6 +189,7 @@ class DecoderLayer(nn.Module):
             positions=positions,
             position_embeddings=position_embeddings,
             attn_metadata=attn_metadata,
+            step_window=step_window,
         )
         middle = hidden_states + attended
         prompt = is_prefill(next(iter(attn_metadata.values())))
@@ -226,6 +230,10 @@ class Model(nn.Module):
         self.norm = norm_of(config)
         self.rotary_emb = self.rotary(config)
 
+    def windows(self) -> list[int | None]:
+        """Return the windows of a step, of which blocks have one in turn; most models have none."""
+        return [None]
+
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -239,12 +247,14 @@ class Model(nn.Module):
         if self.mistake == "position_of_the_longest" and not prompt:
             positions = positions.max().expand_as(positions)
         angles = self.rotary_emb(positions, hidden.dtype)
-        for layer in self.layers:
+        windows = [None] if prompt else self.windows()
+        for number, layer in enumerate(self.layers):
             hidden = layer(
                 hidden,
                 positions=positions,
                 position_embeddings=angles,
                 attn_metadata=attn_metadata,
+                step_window=windows[number % len(windows)],
             )
         hidden = self.norm(hidden)
         return self.group.all_gather(hidden) if prompt else hidden

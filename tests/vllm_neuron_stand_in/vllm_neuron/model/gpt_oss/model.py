@@ -30,7 +30,8 @@ class GptOssAttention(Attention):
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         ranks, wide = self.group.world_size, config.hidden_size
-        self.window = None if layer_idx % 2 else config.sliding_window
+        self.config_window = config.sliding_window
+        self.window = None if layer_idx % 2 else self.config_window
         self.sinks = empty(self.heads, dtype=self.dtype)
         set_weight_loader(self.sinks, rows_loader(ranks))
         self.qkv_proj_bias = empty(sum(self.sizes), dtype=self.dtype)
@@ -153,6 +154,10 @@ class GptOssModel(Model):
     """GPT-OSS without its head."""
 
     block = GptOssLayer
+
+    def windows(self) -> list[int | None]:
+        """Return those of even and odd blocks; the first block has its own."""
+        return [self.layers[0].self_attn.config_window, None]
 
 
 class GptOss(CausalLM):
