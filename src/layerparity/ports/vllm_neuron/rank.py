@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -102,7 +103,9 @@ class VllmNeuronRank(RankSide):
     def held(self, stage: str) -> dict[str, Held]:
         """Return what this rank's parameters hold of the stage's stored tensors."""
         held = self._stages[stage].weights.held(self.assets.checkpoint, range(0))
-        return of_own_queries(held, self.sizes.heads, self.sizes.kv_heads)
+        held = of_own_queries(held, self.sizes.heads, self.sizes.kv_heads)
+        # The plugin's parameters have names of its own, and every block is the first.
+        return {name: replace(each, place="") for name, each in held.items()}
 
     def release(self, stage: str) -> None:
         """Forget a stage's model, and its cache."""
