@@ -1,4 +1,4 @@
-"""What a model of vLLM Neuron's is given of a pass, and whose keys a rank holds."""
+"""What a model of vLLM Neuron's is given: a configuration, requests, a paged cache."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from layerparity.ground.errors import UserError
 from layerparity.ports.base import Call
 from layerparity.ports.ranks.side import Held
+from layerparity.ports.vllm_neuron.configuration import configured
 from layerparity.ports.vllm_neuron.heads import of_own_queries
 from layerparity.ports.vllm_neuron.passes import Pages, passes_of
 
@@ -99,3 +101,24 @@ def test_keys_are_those_that_the_ranks_queries_read(
         assert found[name].mask.any(1).nonzero().flatten().tolist() == [other, other + 1]
         here = own[name].values[own[name].mask]
         assert torch.equal(found[name].values[found[name].mask], here)
+
+
+def test_a_block_is_configured_as_if_all_blocks_were_like_it() -> None:
+    """It may look up by its own number what is listed, or as the first one."""
+    told = {"model_type": "qwen3_moe", "num_hidden_layers": 3, "mlp_only_layers": [1]}
+    told |= {"vocab_size": 1000, "layer_types": ["full_attention"] * 2 + ["sliding_attention"]}
+    checkpoint = SimpleNamespace(config=told)
+    block = configured(checkpoint, "layers.1", torch.bfloat16, ranks=2)
+    assert (block.num_hidden_layers, block.mlp_only_layers) == (1, [0, 1, 2])
+    assert (block.dtype, block.vocab_size) == (torch.bfloat16, 128)
+    block = configured(checkpoint, "layers.2", torch.float32, ranks=2)
+    assert block.mlp_only_layers == []
+    assert block.layer_types == ["sliding_attention"] * 3
+    head = configured(checkpoint, "lm_head", torch.float32, ranks=2)
+    assert (head.num_hidden_layers, head.vocab_size) == (0, 1000)
+
+
+def test_quantised_weights_are_refused() -> None:
+    checkpoint = SimpleNamespace(config={"quantization_config": {"quant_method": "fp8"}})
+    with pytest.raises(UserError, match=r"quantised, .*: convert it first: job=convert"):
+        configured(checkpoint, "layers.0", torch.bfloat16, ranks=1)

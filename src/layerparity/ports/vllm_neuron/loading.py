@@ -50,7 +50,6 @@ BLOCK = f"{LAYERS}.0"
 class LoadedStage:
     """A loaded stage: a model of one block, or of none, and what its parameters come from."""
 
-    name: str
     model: Built
     weights: StageWeights
 
@@ -87,11 +86,10 @@ class StageLoader:
         assets, layer = self.assets, Site(stage, "in").layer
         config = configured(assets.checkpoint, stage, self.dtype, assets.count)
         model = built(self.cls, config, self.neuron)
-        kind = type(model.get_submodule(BLOCK)) if layer else None
-        if layer is None or kind is None:
+        if not layer:
             return model
         # Only what was built says which class its block is of.
-        with numbered(kind, layer):
+        with numbered(type(model.get_submodule(BLOCK)), layer):
             return built(self.cls, config, self.neuron)
 
     def place(self, stage: str, model: Built) -> nn.Module:
@@ -142,7 +140,7 @@ class StageLoader:
         used = {n: digest for n, digest in hashes.items() if n in reached or n in computed}
         shapes = {name: value.shape for name, value in blank.items()}
         held = {name: own[name] for name in origins}
-        return LoadedStage(stage, model, StageWeights(held, used, origins, shapes, computed))
+        return LoadedStage(model, StageWeights(held, used, origins, shapes, computed))
 
     def _filled(self, stage: str, stored: Mapping[str, torch.Tensor]) -> Built:
         """Return a new model that has loaded a stage of these tensors, by stored name."""
