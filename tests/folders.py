@@ -44,6 +44,28 @@ def llama(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return _save(LlamaConfig(**settings), folder, seed)
 
 
+def gpt_oss(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """GPT-OSS: experts with biases, sinks, and a window in every second block."""
+    from transformers import GptOssConfig
+
+    settings = {
+        **SHARED,
+        "intermediate_size": 32,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+        **changes,
+    }
+    return _save(GptOssConfig(**settings), folder, seed)
+
+
+def qwen3(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Qwen3, dense: queries and keys are normed by head; the head has weights of its own."""
+    from transformers import Qwen3Config
+
+    return _save(Qwen3Config(**{**SHARED, "intermediate_size": 96, **changes}), folder, seed)
+
+
 def qwen3_moe(folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Qwen3-MoE with a dense block (1) between sparse ones: two layer classes."""
     from transformers import Qwen3MoeConfig

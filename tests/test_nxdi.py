@@ -20,8 +20,8 @@ from fp8_small import fp8_copy
 from layerparity.anatomy.family import TAPS
 from layerparity.anatomy.site import DECODE, PREFILL
 from layerparity.ground.errors import UserError
+from layerparity.ground.named_model import refuse_missing
 from layerparity.ports.known.nxdi import NxdiPort
-from layerparity.ports.nxdi.named import refuse_missing
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.answer import answer_of
@@ -383,9 +383,9 @@ def test_folders_without_an_init_file_are_packages_too(tmp_path: Path) -> None:
     (tmp_path / "unmarked_library/models/some").mkdir(parents=True)
     (tmp_path / "unmarked_library/models/some/modeling_some.py").touch()
     for _ in range(2):
-        refuse_missing("unmarked_library.models.some.modeling_some.Model", [str(tmp_path)])
+        refuse_missing("unmarked_library.models.some.modeling_some.Model", [str(tmp_path)], "")
         with pytest.raises(UserError, match=r"no module '\w+\.models\.other'"):
-            refuse_missing("unmarked_library.models.other.modeling_some.Model", [str(tmp_path)])
+            refuse_missing("unmarked_library.models.other.modeling_some.Model", [str(tmp_path)], "")
         # The public library marks itself, but not the folder of its models.
         (tmp_path / "unmarked_library/__init__.py").touch()
 

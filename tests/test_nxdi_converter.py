@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.element_origins import inverse, trace
 from layerparity.ports.nxdi.configuration import Described, narrow
-from layerparity.ports.nxdi.converter import inverse, trace
-from layerparity.ports.nxdi.loading import Renaming, StageForm, Traces
+from layerparity.ports.ranks.stage_weights import Renaming, StageForm, Traces
 
 State = dict[str, torch.Tensor]
 Convert = Callable[[State], State]

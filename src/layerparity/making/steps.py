@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Settings = dict[str, Any]
 _PORT = "port._target_"
-# Keys that name code: a port of one's own, and what port=nxdi imports and where it looks for it.
+# Keys that name code: a port of one's own, and what ours import and where they look for it.
 _CODE = (_PORT, "port.model", "port.path")
 # The keys, by their groups, that say what a run computes, on whatever machine it is.
 COMPUTATION = (

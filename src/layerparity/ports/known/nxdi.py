@@ -12,13 +12,15 @@ from typing import Any
 from layerparity.backends.neuron.compiler_options import LNC_VARIABLE, Compilation, Compile
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded, text_digest
-from layerparity.machine.neuron import NEURON, RuntimeChoice, neuron_devices
+from layerparity.ground.named_model import refuse_missing
+from layerparity.machine.neuron import NEURON, neuron_devices
 from layerparity.ports.base import Assets
-from layerparity.ports.nxdi.named import CPU_MODE, EXAMPLE, refuse_missing
-from layerparity.ports.ranks.port import RanksPort, ranks_text
+from layerparity.ports.nxdi import CPU_MODE
+from layerparity.ports.ranks.port import RanksPort, ranks_text, refuse_elsewhere
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
 
+_EXAMPLE = "port.model=their_package.modeling_their_model.NeuronTheirForCausalLM"
 _COMPILED = "layerparity.ports.nxdi.compiled.CompiledRank"
 
 
@@ -63,7 +65,7 @@ def _key(config: Config, name: str) -> Any:
 def _asks(config: Config) -> bool:
     """Say whether the model's own module has code for CPUs alone."""
     try:
-        text = refuse_missing(str(_key(config, "model")), _key(config, "path") or ())
+        text = refuse_missing(str(_key(config, "model")), _key(config, "path") or (), _EXAMPLE)
     except UserError:
         # What is not there is refused later.
         return False
@@ -136,13 +138,9 @@ class NxdiPort(RanksPort):
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
         """Refuse what is not there, a backend whose runs are not judged, the other flavour."""
         if not keys.get("model"):
-            raise UserError("port=nxdi runs a class of your own", f"name it with {EXAMPLE}.")
-        for name in ("neuron_config", "model_config", "names"):
-            given = keys.get(name)
-            if given is not None and not isinstance(given, Mapping):
-                raise UserError(
-                    f"port.{name}={given} is no mapping", f"write port.{name}={{key: value}}."
-                )
+            raise UserError("port=nxdi runs a class of your own", f"name it with {_EXAMPLE}.")
+        mappings = ("neuron_config", "model_config", "names")
+        refuse_elsewhere("port=nxdi", "NxD's CPU mode", config, keys, *mappings)
         own = (keys.get("neuron_config") or {}).get("moe_ep_degree", config.moe_ep_degree)
         if own != config.moe_ep_degree:
             raise UserError(
@@ -150,18 +148,7 @@ class NxdiPort(RanksPort):
                 f"{config.moe_ep_degree}",
                 f"leave it out there and give moe_ep_degree={own}.",
             )
-        if config.backend.name != "neuron":
-            raise UserError(
-                f"port=nxdi is not for backend={config.backend.name}", "use backend=neuron."
-            )
-        runtime = RuntimeChoice(config.backend.runtime)
-        if runtime.is_native:
-            raise UserError(
-                f"backend.runtime={runtime.value} is torch's own device, and port=nxdi runs NxD's "
-                "CPU mode, which is of the XLA flavour",
-                "use backend.runtime=xla_cpu, or leave it out.",
-            )
-        refuse_missing(str(keys["model"]), keys.get("path") or ())
+        refuse_missing(str(keys["model"]), keys.get("path") or (), _EXAMPLE)
         if Compile(config.backend.compile) is Compile.export:
             raise UserError(
                 "port=nxdi is uncompiled, or compiled by NxD's ModelBuilder",

@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import nn
 
-from layerparity.ground.errors import UserError, nearest, said
+from layerparity.ground.errors import UserError
+from layerparity.ground.named_model import class_named
 from layerparity.ports.nxdi import absent
-from layerparity.ports.nxdi.named import no_module, refuse_missing
 from layerparity.ports.nxdi.transformers_4 import offer_values
 
 CONVERTER = "convert_hf_to_neuron_state_dict"
@@ -115,32 +115,14 @@ class Application:
 
 def import_named(target: str, paths: tuple[str, ...]) -> Application:
     """Import what ``target`` names, from folders ``paths`` too. Raises UserError with the cure."""
-    refuse_missing(target, paths)
     # In front: sources that are named here count before any that is installed.
     sys.path[:0] = [str(Path(path).absolute()) for path in paths]
     absent.install()
     with suppress(ImportError):
         # Before the model's module, which may take the hook from there by name.
         offer_values(importlib.import_module(_LOADER))
-    module_name, _, name = target.rpartition(".")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # What is not found may be the module itself or one that it imports: their cures differ.
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise no_module(target, error.name) from error
-        raise UserError(
-            f"port.model={target}: importing {module_name} {said(error)}",
-            "install what it imports, or name its folder in port.path=[...].",
-        ) from error
-    except Exception as error:
-        raise UserError(f"port.model={target}: importing {module_name} {said(error)}") from error
-    found = getattr(module, name, None)
-    if not inspect.isclass(found):
-        known = [each for each, value in vars(module).items() if inspect.isclass(value)]
-        raise UserError(
-            f"port.model={target}: {module_name} has no class '{name}'.{nearest(name, known)}"
-        )
+    found = class_named(target)
+    module = sys.modules[target.rpartition(".")[0]]
     application = _application_of(found, module)
     absent.without_markers(application.package)
     return application

@@ -22,9 +22,9 @@ from layerparity.ports.nxdi.transformers_4 import Values, rotary_of, values_of
 
 _COUNT = "num_hidden_layers"
 # Configurations that say which layers are of a kind, by their numbers.
-_LISTS_OF_LAYERS = ("mlp_only_layers", "moe_layers", "cross_attention_layers")
+LISTS_OF_LAYERS = ("mlp_only_layers", "moe_layers", "cross_attention_layers")
 # So many blocks from the first on are dense.
-_DENSE_FIRST = "first_k_dense_replace"
+DENSE_FIRST = "first_k_dense_replace"
 _WINDOW = "sliding_window"
 
 
@@ -94,9 +94,9 @@ def _cut(values: Values, first: int, count: int, of: int) -> Values:
     """Return the values that list something by layer, for ``count`` of the ``of`` layers."""
     cut: dict[str, object] = {}
     for name, value in values.items():
-        if name == _DENSE_FIRST and isinstance(value, int):
+        if name == DENSE_FIRST and isinstance(value, int):
             cut[name] = max(0, value - first)
-        elif name in _LISTS_OF_LAYERS and isinstance(value, list):
+        elif name in LISTS_OF_LAYERS and isinstance(value, list):
             cut[name] = [each - first for each in value if first <= each < first + count]
         elif isinstance(value, list) and len(value) == of and "layer" in name:
             cut[name] = value[first : first + count]

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable
 from types import ModuleType
 
+from layerparity.ports.nxdi import CPU_MODE
 from layerparity.ports.nxdi.application import Application
-from layerparity.ports.nxdi.named import CPU_MODE
 
 # Where NxDI keeps its models; what is beside them asks for what no CPU can do otherwise.
 _MODELS = ".models."

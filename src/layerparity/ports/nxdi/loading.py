@@ -4,80 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from layerparity.anatomy.site import EMBEDDING, HEAD, Site
+from layerparity.anatomy.site import HEAD
 from layerparity.ground.errors import UserError, said
-from layerparity.numbers.rank_parts import is_same
+from layerparity.model.element_origins import trace
 from layerparity.ports.nxdi.application import CONVERTER, Application
-from layerparity.ports.nxdi.converter import ElementOrigin, inverse, trace
 from layerparity.ports.nxdi.fp8 import Fp8Weights, refuse_fp8_modules
-from layerparity.ports.ranks.side import Held, RankAssets
+from layerparity.ports.nxdi.passes import Model
+from layerparity.ports.ranks.side import RankAssets
+from layerparity.ports.ranks.stage_weights import (
+    FIRST,
+    NUMBER,
+    Renaming,
+    StageForm,
+    StageWeights,
+    Traces,
+    computed_with,
+    stage_names,
+    widened,
+)
 
-if TYPE_CHECKING:
-    from layerparity.model.checkpoint import Checkpoint
-
-# The number of a block in a name, and the number of the first.
-_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)", re.ASCII)
-_FIRST = "0"
-_EXPERT = re.compile(r"\.experts\.(\d+)\.", re.ASCII)
 # Tensors by stored name, read anew: a converter uses them up.
 Given = Callable[[], dict[str, torch.Tensor]]
 # Tensors outside the stage that a converter may ask for before it gives up.
 _EXTRAS = 8
 
 
-@dataclass
-class StageWeights:
-    """A stage's weights in its modules: what was read, and where each element went.
-
-    ``used`` are the hashes of stored tensors that the modules hold elements of; ``origins`` are by
-    parameter, ``shapes`` by stored name. The converter computes with those that are ``computed``;
-    of stored scalars that no parameter holds, ``numbers`` are what the code has in their place.
-    """
-
-    parameters: dict[str, torch.Tensor]
-    used: dict[str, str]
-    origins: dict[str, ElementOrigin]
-    shapes: dict[str, torch.Size]
-    computed: tuple[str, ...] = ()
-    numbers: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def held(self, checkpoint: Checkpoint, experts: range) -> dict[str, Held]:
-        """Return what this rank's parameters hold of each stored tensor.
-
-        Of the ``experts`` that are the rank's own it must hold something; where it holds nothing of
-        one, that differs.
-        """
-        found = {}
-        for name, got in inverse(self.origins, self.parameters, self.shapes).items():
-            stored = checkpoint.value(name, got.values.dtype)
-            differs = got.doubled or not is_same(got.values[got.mask], stored[got.mask])
-            found[name] = Held(got.values, got.mask, got.parameter, differs)
-        for name, shape in self.shapes.items():
-            expert = _EXPERT.search(name)
-            if expert is not None and int(expert[1]) in experts and name not in found:
-                nothing = torch.zeros(shape, dtype=torch.bool)
-                found[name] = Held(nothing, nothing, "", True)
-        for name in (*self.computed, *self.numbers):
-            stored = checkpoint.value(name)
-            everywhere = torch.ones(stored.shape, dtype=torch.bool)
-            held = self.numbers.get(name, stored)
-            differs = not is_same(held, stored)
-            found[name] = Held(held, everywhere, "", differs, computed=name in self.computed)
-        return found
-
-
 def loaded(
     application: Application,
-    model: Any,
+    model: Model,
     config: Any,
     stage: str,
     assets: RankAssets,
@@ -91,7 +53,7 @@ def loaded(
     checkpoint, dtype = assets.checkpoint, config.neuron_config.torch_dtype
     tied = bool(getattr(config, "tie_word_embeddings", False))
     # In one order, wherever a block's tensors are stored.
-    renamed = Renaming.of(application, stage)
+    renamed = _renaming(application, stage)
     names = sorted(stage_names(checkpoint, stage, tied), key=renamed)
     fp8 = Fp8Weights.of(checkpoint, names, dtype)
     conversion = _Conversion(application, model, config, renamed, assets, fp8.ones)
@@ -109,7 +71,7 @@ def loaded(
         """Read a block, which is large: nobody but the converter holds it."""
         values, read = checkpoint.read(names)
         hashes.update(read)
-        wide = {name: _widened(value, dtype) for name, value in values.items()}
+        wide = {name: widened(value, dtype) for name, value in values.items()}
         return {**fp8.wide(wide), **fp8.numbers}
 
     # Not strict: a cache is a parameter and stored nowhere. A weight that is lost has no print.
@@ -125,7 +87,7 @@ def loaded(
         origins = traces.kept(form, own, trace(conversion.once, blank))
     reached = {name for origin in origins.values() for name in origin.stored}
     unreached = [name for name in names if name not in reached]
-    computed = conversion.computed(blank, unreached)
+    computed = computed_with(conversion.once, blank, unreached)
     lost = {name: blank[name] for name in unreached if name not in computed}
     numbers = numbers_in_place(model, renamed, lost)
     reached |= {*computed, *numbers}
@@ -161,7 +123,7 @@ class _Conversion:
     """
 
     application: Application
-    model: Any
+    model: Model
     config: Any
     renamed: Renaming
     assets: RankAssets
@@ -177,26 +139,6 @@ class _Conversion:
             state = self._whole(stored)
             get_sharded_checkpoint(state, self.model, self.assets.rank, self.assets.count)
         return state
-
-    def computed(
-        self, blank: Mapping[str, torch.Tensor], unreached: Sequence[str]
-    ) -> tuple[str, ...]:
-        """Return with which of the stored tensors that reached no parameter unchanged it computes.
-
-        ``blank`` are all of the stage's, on the meta device.
-        """
-        ones = {n: torch.ones(each.shape, dtype=each.dtype) for n, each in blank.items()}
-
-        def made(*doubled: str) -> dict[str, torch.Tensor]:
-            return self.once(
-                {n: each * 2 if n in doubled else each.clone() for n, each in ones.items()}
-            )
-
-        def differs(name: str) -> bool:
-            return any(not torch.equal(each, plain[own]) for own, each in made(name).items())
-
-        plain = made() if unreached else {}
-        return tuple(name for name in unreached if differs(name))
 
     def _whole(self, stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         state: dict[str, torch.Tensor] = {self.renamed(n): value for n, value in stored.items()}
@@ -224,8 +166,8 @@ class _Conversion:
             except KeyError as error:
                 asked = str(error.args[0]) if error.args else ""
                 # The block stands first in the model: what it lacks itself is no other block's.
-                number = _NUMBER.search(asked)
-                mine = number is not None and number[0] == _FIRST
+                number = NUMBER.search(asked)
+                mine = number is not None and number[0] == FIRST
                 fresh = [n for n in self._stored_as(asked) if not mine and n not in self.extras]
                 if not fresh:
                     raise UserError(
@@ -243,7 +185,7 @@ class _Conversion:
 
         Where none is, the converter looks for what it makes of one: then any may be meant.
         """
-        outside = [each for each in self.assets.checkpoint.weights if not _NUMBER.search(each)]
+        outside = [each for each in self.assets.checkpoint.weights if not NUMBER.search(each)]
         named = [each for each in outside if f".{each}".endswith(f".{asked}")]
         return [min(named, key=len)] if named else outside
 
@@ -256,80 +198,6 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class StageForm:
-    """What the origin of a stage's elements depends on: all but their values.
-
-    ``names`` are stored, in one order for all blocks; ``form`` is equal for stages that a
-    converter treats alike: names in a model of one block, shapes, types and the configuration.
-    """
-
-    names: tuple[str, ...]
-    form: tuple[object, ...]
-
-    @classmethod
-    def of(
-        cls,
-        values: Mapping[str, torch.Tensor],
-        renamed: Renaming,
-        extras: Sequence[str],
-        config: Any,
-    ) -> StageForm:
-        """Return the form of a stage of these stored tensors."""
-        tensors = [(renamed(name), value.shape, value.dtype) for name, value in values.items()]
-        keys = {name: repr(each) for name, each in vars(config).items() if name != "neuron_config"}
-        return cls(tuple(values), (*tensors, *extras, *sorted(keys.items())))
-
-
-class Traces:
-    """The origins of stages' elements, kept: of blocks of one form, one trace serves all.
-
-    Only the last one is: a real block's takes eight bytes an element.
-    """
-
-    def __init__(self) -> None:
-        self._form: tuple[object, ...] | None = None
-        self._origins: dict[str, ElementOrigin] = {}
-
-    def of(
-        self,
-        form: StageForm,
-        parameters: Mapping[str, torch.Tensor],
-        checkpoint: Checkpoint,
-        blank: Mapping[str, torch.Tensor],
-    ) -> dict[str, ElementOrigin] | None:
-        """Return what was traced of another stage of this form; None where it is not right here.
-
-        It is right if the ``parameters`` that were just loaded hold the stored values there, whose
-        shapes ``blank`` has.
-        """
-        if form.form != self._form:
-            return None
-        origins = {n: replace(each, names=form.names) for n, each in self._origins.items()}
-        shapes = {name: value.shape for name, value in blank.items()}
-        # A converter may treat a block by what it holds, which no form shows.
-        for name, got in inverse(origins, parameters, shapes).items():
-            stored = checkpoint.value(name, got.values.dtype)
-            if got.doubled or not is_same(got.values[got.mask], stored[got.mask]):
-                return None
-        return origins
-
-    def kept(
-        self,
-        form: StageForm,
-        parameters: Mapping[str, torch.Tensor],
-        traced: Mapping[str, ElementOrigin],
-    ) -> dict[str, ElementOrigin]:
-        """Keep what was traced of a form; return those parameters' that hold stored elements."""
-        self._form = form.form
-        self._origins = {
-            parameter: origin
-            for parameter, origin in traced.items()
-            if parameter in parameters and origin.held
-        }
-        return dict(self._origins)
-
-
 def _cast(state: dict[str, torch.Tensor], config: Any) -> None:
     """Cast what is floating to the model's type, as NxDI's loader does where it is told to."""
     neuron = config.neuron_config
@@ -340,40 +208,10 @@ def _cast(state: dict[str, torch.Tensor], config: Any) -> None:
             state[name] = value.to(neuron.torch_dtype)
 
 
-def _widened(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a stored value in the run's type where that is wider: a converter may compute."""
-    wider = value.is_floating_point() and dtype.itemsize > value.dtype.itemsize
-    return value.to(dtype) if wider else value
-
-
-def stage_names(checkpoint: Checkpoint, stage: str, tied: bool) -> list[str]:
-    """Return the stored tensors of a stage; of a tied head those of the embedding."""
-    return checkpoint.of_stage(EMBEDDING if stage == HEAD and tied else stage)
-
-
-@dataclass(frozen=True)
-class Renaming:
-    """Stored names in the state dict of a model that has a stage's block as its first.
-
-    NxDI puts ``new`` in the place of ``prefix`` before it converts, as the application says.
-    """
-
-    stage: str
-    prefix: str
-    new: str
-
-    @classmethod
-    def of(cls, application: Application, stage: str) -> Renaming:
-        """Return the names of a stage in an application's model."""
-        found = [
-            str(getattr(application.cls, f"_{which}STATE_DICT_MODEL_PREFIX", usual))
-            for which, usual in (("", "model."), ("NEW_", ""))
-        ]
-        return cls(stage, *found)
-
-    def __call__(self, name: str) -> str:
-        """Return the name of a stored tensor."""
-        if name.startswith(self.prefix):
-            name = self.new + name.removeprefix(self.prefix)
-        own = Site(self.stage, "in").layer is not None
-        return _NUMBER.sub(_FIRST, name, count=1) if own else name
+def _renaming(application: Application, stage: str) -> Renaming:
+    """Return the names of a stage in an application's model, as it says them."""
+    found = [
+        str(getattr(application.cls, f"_{which}STATE_DICT_MODEL_PREFIX", usual))
+        for which, usual in (("", "model."), ("NEW_", ""))
+    ]
+    return Renaming(stage, *found)

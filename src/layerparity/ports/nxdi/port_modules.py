@@ -11,8 +11,8 @@ from torch import nn
 
 from layerparity.ground.errors import UserError
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.element_origins import Convert, inverse, trace
 from layerparity.model.prints import print_of
-from layerparity.ports.nxdi.converter import Convert, inverse, trace
 from layerparity.ports.ranks.side import Held
 from layerparity.record.manifest import WeightPrint
 

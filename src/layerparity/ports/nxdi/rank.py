@@ -24,10 +24,11 @@ from layerparity.ports.nxdi import absent, groups
 from layerparity.ports.nxdi.application import Application, import_named
 from layerparity.ports.nxdi.configuration import Described, configured, narrow, scales_embeddings
 from layerparity.ports.nxdi.cpu_branch import asking, take_devices
-from layerparity.ports.nxdi.loading import StageWeights, Traces, loaded
+from layerparity.ports.nxdi.loading import loaded
 from layerparity.ports.nxdi.passes import NxdiPass, adds_embeddings, pass_of, splits_tokens
-from layerparity.ports.nxdi.sites import RankLayout, Watched, channels_of, weights_of
+from layerparity.ports.nxdi.sites import NxdiWatched, RankLayout, channels_of, weights_of
 from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
+from layerparity.ports.ranks.stage_weights import StageWeights, Traces
 
 OUTSIDE = (EMBEDDING, NORM, HEAD)
 _NXDI = "neuronx_distributed_inference"
@@ -189,7 +190,7 @@ class NxdiRank(RankSide):
             step.kv_mgr = model.kv_mgr
         made = _Stage(stage, model, step, weights)
         if layer is not None:
-            attention = Watched(model.layers[0], self.names).module("self_attn")
+            attention = NxdiWatched(model.layers[0], self.names).module("self_attn")
             # The model's own: one that has a single head of keys may not say so in config.json.
             keys = getattr(config, "num_key_value_heads", None) or self.sizes.kv_heads
             sharing = self.sizes.heads // max(1, keys)
@@ -268,8 +269,8 @@ class NxdiRank(RankSide):
                 self._notes.append(f"{told}: shown in the embedding, where the golden does so")
         return self._entry_factor
 
-    def _watched(self, made: _Stage, now: NxdiPass) -> Watched:
-        return Watched(made.module(now), self.names, self.taps(made.name))
+    def _watched(self, made: _Stage, now: NxdiPass) -> NxdiWatched:
+        return NxdiWatched(made.module(now), self.names, self.taps(made.name))
 
     def taps(self, stage: str) -> list[Tap]:
         """Return the family's taps of a block that are wanted: no other model has more to show."""

@@ -6,19 +6,19 @@ heads it computes, whatever was padded, replicated or permuted on the way. See `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
-from layerparity.anatomy.family import CHOICES, EXPERTS, HEADS, HIDDEN, ROUTED, Tap
+from layerparity.anatomy.family import CHOICES, EXPERTS, HEADS, HIDDEN, ROUTED
 from layerparity.anatomy.site import SiteSpec
+from layerparity.model.element_origins import ElementOrigin
 from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
 from layerparity.ports.nxdi import weighing
-from layerparity.ports.nxdi.converter import ElementOrigin
+from layerparity.ports.observed.watched import SEEN, Watched, element
 
 # What NxDI's models call a module of a block, by its canonical name; the first that exists counts.
 NAMES: dict[str, tuple[str, ...]] = {
@@ -44,37 +44,9 @@ _PREPARED = "prep_qkv_tensors"
 _WEIGHED = "get_expert_affinities_masked"
 
 
-@dataclass(frozen=True)
-class _ModuleSite:
-    """A site seen at a module: its input, or an element of its output."""
-
-    local: str
-    module: str
-    pick: int = 0
-    of_input: bool = False
-
-
-_SEEN = (
-    _ModuleSite("input_layernorm:out", "input_layernorm"),
-    _ModuleSite("self_attn:in", "self_attn", of_input=True),
-    _ModuleSite("self_attn.q_proj:out", "self_attn.qkv", 0),
-    _ModuleSite("self_attn.k_proj:out", "self_attn.qkv", 1),
-    _ModuleSite("self_attn.v_proj:out", "self_attn.qkv", 2),
-    _ModuleSite("self_attn.q_norm:out", "self_attn.q_norm"),
-    _ModuleSite("self_attn.k_norm:out", "self_attn.k_norm"),
-    _ModuleSite("self_attn:context", "self_attn.o_proj", of_input=True),
-    _ModuleSite("self_attn:out", "self_attn", 0),
-    _ModuleSite("post_attention_layernorm:in", "post_attention_layernorm", of_input=True),
-    _ModuleSite("post_attention_layernorm:out", "post_attention_layernorm"),
-    _ModuleSite("mlp:in", "mlp", of_input=True),
-    _ModuleSite("mlp.gate:logits", "mlp.gate", 0),
-    _ModuleSite(ROUTED, "mlp.gate", 2),
-    _ModuleSite("mlp.experts:out", "mlp.experts"),
-    _ModuleSite("mlp:out", "mlp", 0),
-)
 _ROTATED = {"self_attn:q_rotated": 0, "self_attn:k_rotated": 1}
 _WEIGHTS = "mlp.gate:weights"
-_KNOWN = {*(each.local for each in _SEEN), *_ROTATED, _WEIGHTS}
+_KNOWN = {*(each.local for each in SEEN), *_ROTATED, _WEIGHTS}
 # The projection whose rows (or columns, of o_proj) say which channels a site holds on this rank.
 _PROJECTIONS = {
     "self_attn.q_proj:out": ("q_proj", 0),
@@ -97,81 +69,29 @@ _SPECS: dict[str, SiteSpec] = {
 
 
 @dataclass
-class Watched:
-    """What one call of a block showed, as its modules gave it, by site inside the block.
+class NxdiWatched(Watched):
+    """What one call of an NxDI block showed, also what its methods return that no hook sees."""
 
-    ``taps`` are the family's: of a module that NxDI calls the same they are seen, too.
-    """
+    known = NAMES
 
-    block: nn.Module
-    names: Mapping[str, str] = field(default_factory=dict)
-    taps: Sequence[Tap] = ()
-    seen: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def module(self, name: str) -> nn.Module | None:
-        """Return the block's module of a canonical name, or None."""
-        own = self.names.get(name)
-        for path in (own,) if own else NAMES[name]:
-            try:
-                return self.block.get_submodule(path)
-            except AttributeError:
-                continue
-        return None
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note what passes the block's modules while the block runs."""
-        with ExitStack() as stack:
-            for each in _SEEN:
-                module = self.module(each.module)
-                if module is not None:
-                    stack.callback(self._hook(module, each).remove)
-            modules = dict(self.block.named_modules())
-            for tap in self.taps:
-                if tap.module in modules and tap.local not in _KNOWN and tap.is_of_module:
-                    own = _ModuleSite(tap.local, tap.module, tap.pick or 0, tap.of_input)
-                    stack.callback(self._hook(modules[tap.module], own).remove)
-            attention, experts = self.module("self_attn"), self.module("mlp.experts")
-            # Rotated queries and keys are no module's output, so no hook sees them.
-            if hasattr(attention, _PREPARED):
-                stack.enter_context(_wrapped(attention, _PREPARED, self._note_rotated))
-            if hasattr(experts, _WEIGHED):
-                stack.enter_context(_wrapped(experts, _WEIGHED, self._note_weights))
-            if experts is not None and hasattr(experts, weighing.METHOD):
-                stack.enter_context(weighing.weights_noted(experts, self._note_weights))
-            yield
-
-    def _hook(self, module: nn.Module, each: _ModuleSite) -> Any:
-        def before(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self._note(each.local, args[0] if args else next(iter(named.values()), None))
-
-        def after(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
-            whole = isinstance(output, torch.Tensor)
-            self._note(each.local, output if whole else _element(output, each.pick))
-
-        if each.of_input:
-            # A model may pass what a module is fed by name, which a plain hook is not given.
-            return module.register_forward_pre_hook(before, with_kwargs=True)
-        return module.register_forward_hook(after, with_kwargs=True)
-
-    def _note(self, local: str, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            # A copy, for a block may add to it in place afterwards.
-            self.seen[local] = value.detach().clone()
+    def hook(self, stack: ExitStack) -> None:
+        """Note what passes the block's modules and methods until the stack is left."""
+        super().hook(stack)
+        attention, experts = self.module("self_attn"), self.module("mlp.experts")
+        # Rotated queries and keys are no module's output, so no hook sees them.
+        if hasattr(attention, _PREPARED):
+            stack.enter_context(_wrapped(attention, _PREPARED, self._note_rotated))
+        if hasattr(experts, _WEIGHED):
+            stack.enter_context(_wrapped(experts, _WEIGHED, self._note_weights))
+        if experts is not None and hasattr(experts, weighing.METHOD):
+            stack.enter_context(weighing.weights_noted(experts, self._note_weights))
 
     def _note_rotated(self, prepared: Any) -> None:
         for local, place in _ROTATED.items():
-            self._note(local, _element(prepared, place))
+            self.note(local, element(prepared, place))
 
     def _note_weights(self, weights: Any) -> None:
-        self._note(_WEIGHTS, weights)
-
-
-def _element(output: Any, pick: int) -> Any:
-    try:
-        return output[pick]
-    except (TypeError, IndexError, KeyError):
-        return None
+        self.note(_WEIGHTS, weights)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from torch import nn
 from layerparity.anatomy.family import Tap
 from layerparity.ground.files import text_digest
 from layerparity.ports.nxdi.passes import NxdiPass
-from layerparity.ports.nxdi.sites import Watched
+from layerparity.ports.nxdi.sites import NxdiWatched
 
 # How deep a configuration's own configurations are looked into.
 _DEPTH = 6
@@ -42,7 +42,7 @@ class BlockModule(nn.Module):
         position_ids: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Return [batch, token, channel], and each site as NxDI has it on this rank."""
-        watched = Watched(self.model.layers[0], self._names, self._taps)
+        watched = NxdiWatched(self.model.layers[0], self._names, self._taps)
         with watched.watching():
             output = self._now.through(
                 self.model, hidden_states, attention_mask, position_ids, cached=False

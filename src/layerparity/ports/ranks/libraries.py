@@ -19,6 +19,8 @@ _NAMES = (
     "transformers",
     "neuronx_distributed",
     "neuronx_distributed_inference",
+    "vllm",
+    "vllm_neuron",
     "safetensors",
 )
 _PYTHON = "python"

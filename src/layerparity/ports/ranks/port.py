@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from layerparity.backends.ranks import RanksBackend
 from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 from layerparity.machine.device import Placed
+from layerparity.machine.neuron import RuntimeChoice
 from layerparity.numbers.rank_parts import PartKind, RankShare, merge, slice_alone
 from layerparity.ports import port_loads
 from layerparity.ports.base import Assets, Call, Observed, Port
@@ -173,6 +174,30 @@ class RanksPort(Port):
     def release(self, stage: str) -> None:
         """Have every rank forget a stage."""
         self.group.call("release", stage=stage)
+
+
+def refuse_elsewhere(
+    port: str, mode: str, config: Config, keys: Mapping[str, object], *mappings: str
+) -> None:
+    """Refuse what is no run on ``backend=neuron`` in a library's CPU ``mode``, and wrong keys.
+
+    ``mappings`` are the keys of the port that have to be one. Raises UserError.
+    """
+    for name in mappings:
+        given = keys.get(name)
+        if given is not None and not isinstance(given, Mapping):
+            raise UserError(
+                f"port.{name}={given} is no mapping", f"write port.{name}={{key: value}}."
+            )
+    if config.backend.name != "neuron":
+        raise UserError(f"{port} is not for backend={config.backend.name}", "use backend=neuron.")
+    runtime = RuntimeChoice(config.backend.runtime)
+    if runtime.is_native:
+        raise UserError(
+            f"backend.runtime={runtime.value} is torch's own device, and {port} runs "
+            f"{mode}, which is of the XLA flavour",
+            "use backend.runtime=xla_cpu, or leave it out.",
+        )
 
 
 def ranks_text(count: int) -> str:

@@ -65,7 +65,7 @@ _LAYER = re.compile(r"layers\.(\d+)\.?(.*)", re.ASCII)
 
 
 @dataclass(frozen=True)
-class SiteParts:
+class SiteFiles:
     """What each rank captured at one site; ``paths`` are the files that it is read from."""
 
     paths: tuple[Path, ...]
@@ -88,7 +88,7 @@ class Captures:
     is to be known of the folder. ``also`` are files that say what others hold.
     """
 
-    parts: Mapping[Site, SiteParts]
+    parts: Mapping[Site, SiteFiles]
     ranks: int
     ignored: tuple[str, ...] = ()
     splits: Mapping[Site, Split] = field(default_factory=dict)

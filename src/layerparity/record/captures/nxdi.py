@@ -15,7 +15,7 @@ from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_json
 from layerparity.numbers.rank_parts import Split
-from layerparity.record.captures.base import Captures, Given, SiteParts
+from layerparity.record.captures.base import Captures, Given, SiteFiles
 
 _FILE = re.compile(
     r"captured_tensors_(?P<phase>cte|ctx|tkg)_step_(?P<step>\d+)_module_(?P<module>[\w.]+?)"
@@ -43,7 +43,7 @@ def read(given: Given) -> Captures:
     _refuse_other_versions(ranks)
     files = {rank: _files(where) for rank, where in ranks.items()}
     steps = _steps(folder, files[0])
-    found: dict[Site, SiteParts] = {}
+    found: dict[Site, SiteFiles] = {}
     splits: dict[Site, Split] = {}
     ignored: list[str] = []
     for key in sorted(files[0]):
@@ -63,7 +63,7 @@ def read(given: Given) -> Captures:
             splits[site] = split
         # Two modules may put out one site's tensor: the outer one stands for both.
         at = site.at_step(steps[phase, step])
-        found.setdefault(at, SiteParts(tuple(held[key] for held in files.values())))
+        found.setdefault(at, SiteFiles(tuple(held[key] for held in files.values())))
     return Captures(found, len(ranks), tuple(dict.fromkeys(ignored)), splits)
 
 

@@ -20,7 +20,7 @@ from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import reading
 from layerparity.ground.parse import parse_json
-from layerparity.record.captures.base import Captures, Given, SiteParts, captured
+from layerparity.record.captures.base import Captures, Given, SiteFiles, captured
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ def read(given: Given) -> Captures:
     requests = _requests(given.folder, passes)
     rows = _in_rows(given.folder, requests, given.fed())
     steps = min(len(each.steps) for each in rows)
-    found: dict[Site, SiteParts] = {}
+    found: dict[Site, SiteFiles] = {}
     splits: dict[Site, Split] = {}
     ignored = []
     for module in _modules(given.folder, passes):
@@ -66,7 +66,7 @@ def read(given: Given) -> Captures:
             splits[site] = split
         for step in range(steps + 1):
             chunks = [(row.steps[step - 1],) if step else tuple(row.chunks) for row in rows]
-            parts = RequestParts.of(module, chunks, last=site.path == HEAD)
+            parts = RequestFiles.of(module, chunks, last=site.path == HEAD)
             found.setdefault(site.at_step(step or None), parts)
     also = tuple(each.folder / f"{each.folder.name}_meta.json" for each in passes)
     notes = _notes(given.folder, requests, rows, steps)
@@ -124,7 +124,7 @@ class _Request:
 
 
 @dataclass(frozen=True)
-class RequestParts(SiteParts):
+class RequestFiles(SiteFiles):
     """What each rank captured of a module in one pass of each row, which has had several chunks.
 
     ``last`` says that it may have been given no tokens but the last one of a request.
@@ -135,7 +135,7 @@ class RequestParts(SiteParts):
     last: bool
 
     @classmethod
-    def of(cls, module: str, rows: Sequence[tuple[_Chunk, ...]], last: bool) -> RequestParts:
+    def of(cls, module: str, rows: Sequence[tuple[_Chunk, ...]], last: bool) -> RequestFiles:
         """Return what ranks captured of a module, and the files that it lies in."""
         used = {chunk.of.folder: chunk.of for row in rows for chunk in row}
         paths = [_file(each, module, rank) for each in used.values() for rank in each.ranks]
