@@ -89,12 +89,14 @@ def keep(
             why = next(iter(skipped.values()), "no site is named")
             raise UserError(f"{recorded.name} holds nothing of {plan.config.model.label}: {why}.")
         lost = {**recorded.skipped, **skipped}
-        if len(lost) > len(recorder.records):
+        named = {*map(str, recorded.tensors), *recorded.skipped}
+        unused = [site for site in lost if site in named]
+        if 2 * len(unused) > len(named):
             # What is judged of so little says nothing of the rest.
-            site, why = next(iter(lost.items()))
+            site, why = unused[0], lost[unused[0]]
             raise UserError(
-                f"{recorded.name}: {len(lost)} of {len(lost) + len(recorder.records)} sites cannot "
-                f"be used, {site} for one: {why}",
+                f"{recorded.name}: {len(unused)} of {len(named)} sites cannot be used, {site} for "
+                f"one: {why}",
                 "mend it, or have the name map (job.names=) leave them out.",
             )
         manifest = _manifest(recorded, plan, inputs, recorder.records, mark)

@@ -150,9 +150,9 @@ class NxdiPass:
                 hooks.callback(each.register_forward_pre_hook(note, with_kwargs=True).remove)
             with suppress(_Entered):
                 self.through(model, given, self.mask(model), self.positions, cached=False)
-        fed, passed_on = (each.double() for each in seen)
-        if fed.shape != passed_on.shape:
+        if len(seen) < 2 or seen[0].shape != seen[1].shape:
             return 1.0
+        fed, passed_on = (each.double() for each in seen)
         # Over many numbers the rounding of each evens out.
         factor = float(passed_on.sum() / fed.sum())
         rounding = torch.finfo(dtype).eps
