@@ -13,6 +13,7 @@ from vllm_capture_folders import Writer
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
+from layerparity.record.captures._requests import natural
 from layerparity.record.captures.base import Captures, Given, is_capture, read_captures
 
 BLOCK, NORM, HEAD = "model.layers.0", "model.norm", "lm_head"
@@ -70,7 +71,10 @@ def test_each_row_has_its_request_and_each_step_its_tokens(
 def test_a_request_alone_leaves_the_others_out(folder: Path) -> None:
     captures = read(folder, 3)
     assert held(captures, OUT) == [values(range(3), 9).tolist()]
-    assert captures.notes == ("requests a-10 are no rows of what was fed, and are left out",)
+    assert captures.notes == (
+        "rows are requests a-9, in this order",
+        "requests a-10 are no rows of what was fed, and are left out",
+    )
 
 
 def test_padding_that_is_counted_on_ends_at_the_first_step(folder: Path) -> None:
@@ -82,6 +86,50 @@ def test_padding_that_is_counted_on_ends_at_the_first_step(folder: Path) -> None
         shutil.rmtree(step)
     # Without one, by what the command says.
     assert held(read(folder, 3), OUT) == [values(range(3), 9).tolist()]
+
+
+def test_requests_whose_padding_is_counted_on_are_not_confused(folder: Path) -> None:
+    """Of two any could be the row: a step shows where each ends, and nothing else does."""
+    told(folder, "prefill_s4_2", positions=[0, 1, 2, 3])
+    for step in (folder / "dp0").glob("decode*"):
+        shutil.rmtree(step)
+    with pytest.raises(UserError, match=r"Row 2 .* has 3 tokens, .* capture a decode step"):
+        read(folder, 6, 3)
+    shutil.rmtree(folder / "dp0" / "prefill_s4_0")
+    shutil.rmtree(folder / "dp0" / "prefill_s4_1")
+    captures = read(folder, 3)
+    assert held(captures, OUT) == [values(range(3), 9).tolist()]
+    assert captures.notes == ("request a-9 has 3 tokens; the others pad it",)
+
+
+def test_one_request_that_is_wrong_does_not_refuse_the_others(folder: Path) -> None:
+    shutil.rmtree(folder / "dp0" / "prefill_s4_0")
+    captures = read(folder, 3)
+    assert held(captures, OUT) == [values(range(3), 9).tolist()]
+    (note,) = captures.notes
+    assert note.startswith("request a-10 is left out: ")
+    assert "a-10 begins at position 4" in note
+
+
+def test_rows_of_a_head_are_no_shares_of_tokens(folder: Path) -> None:
+    """Padded to two, with a slice of the vocabulary each, two ranks hold as many as four tokens."""
+    for path in folder.glob(f"dp0/prefill*/{HEAD}/rank*.pt"):
+        held_there = torch.load(path)
+        torch.save(torch.cat([held_there, torch.zeros_like(held_there)]), path)
+    last = [[[109.0, 102.0]], [[110.0, 105.0]]]
+    assert held(read(folder, 3, 6), Site("lm_head", "out")) == last
+
+
+def test_passes_of_other_types_are_no_site(folder: Path) -> None:
+    for path in folder.glob(f"dp0/prefill_s4_0/{BLOCK}/rank*.pt"):
+        torch.save(torch.load(path).bfloat16(), path)
+    with pytest.raises(ValueError, match=r"hold bfloat16 \[2\] and float32 \[2\] for a token"):
+        read(folder, 3, 6).parts[OUT].read()
+
+
+def test_names_sort_by_their_numbers() -> None:
+    names = ["r10", "r9", "a1²", "r" + "7" * 5000]
+    assert sorted(names, key=natural) == ["a1²", "r9", "r10", "r" + "7" * 5000]
 
 
 def test_the_served_model_is_read_and_a_draft_is_not(folder: Path) -> None:
@@ -131,6 +179,20 @@ def told(folder: Path, name: str, **changes: object) -> None:
         (
             lambda folder: told(folder, "decode_b3_1", positions=[6, 3, 0]),
             "request a-9 has twice the token at position 3",
+        ),
+        (
+            lambda folder: told(folder, "decode_b3_1", positions=[7, 4, 8]),
+            "decode_b3_1 has 3 tokens of 2 requests, and none of them pads: capture without spec",
+        ),
+        (
+            lambda folder: told(folder, "prefill_s4_0", req_ids=["a-10", "a-9"]),
+            "prefill_s4_0 is of 2 requests, and its positions are of 1: capture with a request in",
+        ),
+        (
+            lambda folder: [
+                shutil.rmtree(e) for e in folder.glob("dp0/prefill_s4_0/*") if e.is_dir()
+            ],
+            "prefill_s4_0 holds no module's files: copy the whole folder of each pass",
         ),
         (
             lambda folder: [shutil.rmtree(each) for each in (folder / "dp0").glob("prefill*")],

@@ -91,13 +91,13 @@ def keep(
         lost = {**recorded.skipped, **skipped}
         named = {*map(str, recorded.tensors), *recorded.skipped}
         unused = [site for site in lost if site in named]
-        if 2 * len(unused) > len(named):
+        if 4 * len(unused) > 3 * len(named):
             # What is judged of so little says nothing of the rest.
             site, why = unused[0], lost[unused[0]]
             raise UserError(
                 f"{recorded.name}: {len(unused)} of {len(named)} sites cannot be used, {site} for "
                 f"one: {why}",
-                "mend it, or have the name map (job.names=) leave them out.",
+                "mend what recorded them, or leave them out of what is recorded.",
             )
         manifest = _manifest(recorded, plan, inputs, recorder.records, mark)
         manifest.replicas = _replicas(recorded, plan, inputs, Recorder(active.folder))

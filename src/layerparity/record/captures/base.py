@@ -30,6 +30,7 @@ _BLOCK = {
     "input_layernorm.out": "input_layernorm:out",
     "post_attention_layernorm.in": "post_attention_layernorm:in",
     "post_attention_layernorm.out": "post_attention_layernorm:out",
+    "mlp.post_attention_layernorm.out": "post_attention_layernorm:out",
     "self_attn.out": "self_attn:out",
     "self_attn.o_proj.out": "self_attn:out",
     "self_attn.o_proj.in": "self_attn:context",
@@ -51,6 +52,7 @@ _BLOCK = {
             "down_proj.out": "mlp:out",
             "router.linear_router.out": "mlp.gate:logits",
             "gate.out": "mlp.gate:logits",
+            "router.out": "mlp.gate:logits",
             "expert_mlps.out": "mlp.experts:out",
             "experts.out": "mlp.experts:out",
         }.items()

@@ -10,16 +10,23 @@ behind them. In a prefill ranks share the tokens of what stands between a block'
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import HEAD, Site
 from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import reading
 from layerparity.ground.parse import parse_json
+from layerparity.record.captures._requests import (
+    ModelPass,
+    ServedChunk,
+    ServedRequest,
+    in_rows,
+    requests_of,
+)
 from layerparity.record.captures.base import Captures, Given, SiteFiles, captured
 
 if TYPE_CHECKING:
@@ -49,8 +56,8 @@ def read(given: Given) -> Captures:
     that the command says were fed.
     """
     passes = _passes(given.folder)
-    requests = _requests(given.folder, passes)
-    rows = _in_rows(given.folder, requests, given.fed())
+    requests, wrong = requests_of(given.folder, passes)
+    rows = in_rows(given.folder, requests, wrong, given.fed())
     steps = min(len(each.steps) for each in rows)
     found: dict[Site, SiteFiles] = {}
     splits: dict[Site, Split] = {}
@@ -69,58 +76,8 @@ def read(given: Given) -> Captures:
             parts = RequestFiles.of(module, chunks, last=site.path == HEAD)
             found.setdefault(site.at_step(step or None), parts)
     also = tuple(each.folder / f"{each.folder.name}_meta.json" for each in passes)
-    notes = _notes(given.folder, requests, rows, steps)
+    notes = _notes(given.folder, requests, wrong, rows, steps)
     return Captures(found, len(passes[0].ranks), tuple(ignored), splits, notes, also)
-
-
-class _ModelPass(NamedTuple):
-    """One call of the model: ``positions`` are those of its bucket's tokens, padding behind."""
-
-    folder: Path
-    prefill: bool
-    requests: tuple[str, ...]
-    positions: tuple[int, ...]
-    ranks: range
-    modules: frozenset[str]
-
-
-class _Chunk(NamedTuple):
-    """``tokens`` of one request in a pass: from ``first`` on, the first one at ``position``.
-
-    It is the ``place``-th request of the pass.
-    """
-
-    of: _ModelPass
-    place: int
-    first: int
-    tokens: int
-    position: int
-
-
-@dataclass(frozen=True)
-class _Request:
-    """One request: the chunks of its prompt, and its decode steps, in their order."""
-
-    name: str
-    chunks: tuple[_Chunk, ...]
-    steps: tuple[_Chunk, ...]
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens its prompt has, or is padded to: nothing else may show its end."""
-        return sum(chunk.tokens for chunk in self.chunks)
-
-    @property
-    def may_be_shorter(self) -> bool:
-        """Whether its last bucket is full, maybe of padding that is counted on."""
-        last = self.chunks[-1]
-        return not self.steps and last.first + last.tokens == len(last.of.positions)
-
-    def cut(self, tokens: int) -> _Request:
-        """Return it with a prompt of so many tokens."""
-        *before, last = self.chunks
-        own = last.tokens - (self.tokens - tokens)
-        return _Request(self.name, (*before, last._replace(tokens=own)), self.steps)
 
 
 @dataclass(frozen=True)
@@ -131,11 +88,11 @@ class RequestFiles(SiteFiles):
     """
 
     module: str
-    rows: tuple[tuple[_Chunk, ...], ...]
+    rows: tuple[tuple[ServedChunk, ...], ...]
     last: bool
 
     @classmethod
-    def of(cls, module: str, rows: Sequence[tuple[_Chunk, ...]], last: bool) -> RequestFiles:
+    def of(cls, module: str, rows: Sequence[tuple[ServedChunk, ...]], last: bool) -> RequestFiles:
         """Return what ranks captured of a module, and the files that it lies in."""
         used = {chunk.of.folder: chunk.of for row in rows for chunk in row}
         paths = [_file(each, module, rank) for each in used.values() for rank in each.ranks]
@@ -149,19 +106,23 @@ class RequestFiles(SiteFiles):
         import torch
 
         held = {chunk.of.folder: self._of_pass(chunk.of) for row in self.rows for chunk in row}
+        kinds = {(part.dtype, part.shape[1:]) for parts in held.values() for part in parts}
+        if len(kinds) > 1:
+            told = sorted(f"{dtype} {[*shape]}".removeprefix("torch.") for dtype, shape in kinds)
+            raise ValueError(f"its passes hold {' and '.join(told)} for a token")
         ranks = self.rows[0][0].of.ranks
         rows = [[self._of_row(held, rank, row) for row in self.rows] for rank in ranks]
         return [torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in rows]
 
-    def _of_pass(self, of: _ModelPass) -> list[torch.Tensor]:
+    def _of_pass(self, of: ModelPass) -> list[torch.Tensor]:
         """Return what each rank holds of a pass, of all its tokens, [token, ...]."""
         import torch
 
         parts = [captured(_file(of, self.module, rank)) for rank in of.ranks]
         tokens, own = len(of.positions), parts[0].shape[0] if parts[0].dim() else 0
         alike = all(part.dim() and part.shape[0] == own for part in parts)
-        if alike and of.prefill and own * len(parts) == tokens:
-            # Each rank has its share of the tokens.
+        if alike and of.prefill and own * len(parts) == tokens and not self.last:
+            # Each rank has its share of the tokens. A head is given all that it is asked of.
             return [torch.cat(parts)] * len(parts)
         if alike and (own == tokens or (self.last and own >= len(of.requests))):
             return parts
@@ -169,7 +130,7 @@ class RequestFiles(SiteFiles):
         raise ValueError(f"{of.folder.name} holds {what} of it, in a pass of {tokens}")
 
     def _of_row(
-        self, held: dict[Path, list[torch.Tensor]], rank: int, row: Sequence[_Chunk]
+        self, held: dict[Path, list[torch.Tensor]], rank: int, row: Sequence[ServedChunk]
     ) -> torch.Tensor:
         import torch
 
@@ -181,7 +142,7 @@ class RequestFiles(SiteFiles):
         return torch.cat([part[each.first : each.first + each.tokens] for part, each in own])
 
 
-def _file(of: _ModelPass, module: str, rank: int) -> Path:
+def _file(of: ModelPass, module: str, rank: int) -> Path:
     return of.folder / module / f"rank{rank}.pt"
 
 
@@ -190,7 +151,7 @@ def _inside(folder: Path, name: re.Pattern[str]) -> list[Path]:
     return sorted(each for each in found if each.is_dir() and name.fullmatch(each.name))
 
 
-def _passes(folder: Path) -> list[_ModelPass]:
+def _passes(folder: Path) -> list[ModelPass]:
     """Return the passes of the served model. Raises UserError where one lacks a file."""
     model = next((e for e in (folder / _TARGET, folder) if _inside(e, _REPLICA)), None)
     if model is None:
@@ -206,6 +167,8 @@ def _passes(folder: Path) -> list[_ModelPass]:
             raise UserError(f"{path} is missing: it says which tokens the pass was given", cure)
         names, places = _told(path, cure)
         held = {each.name: _ranks_of(each) for each in where.iterdir() if each.is_dir()}
+        if not any(held.values()):
+            raise UserError(f"{where} holds no module's files", cure)
         ranks = range(max((max(each, default=0) for each in held.values()), default=0) + 1)
         for module, own in held.items():
             for lost in sorted(set(ranks) - own):
@@ -214,7 +177,7 @@ def _passes(folder: Path) -> list[_ModelPass]:
                     "copy every rank's files of each pass.",
                 )
         prefill = where.name.startswith("prefill")
-        found.append(_ModelPass(where, prefill, names, places, ranks, frozenset(held)))
+        found.append(ModelPass(where, prefill, names, places, ranks, frozenset(held)))
     return found
 
 
@@ -235,7 +198,7 @@ def _ranks_of(module: Path) -> set[int]:
     return {int(match[1]) for match in matches if match}
 
 
-def _modules(folder: Path, passes: Sequence[_ModelPass]) -> list[str]:
+def _modules(folder: Path, passes: Sequence[ModelPass]) -> list[str]:
     """Return what was captured in every pass, of as many ranks. UserError where a pass differs."""
     first = passes[0]
     for each in passes:
@@ -248,106 +211,30 @@ def _modules(folder: Path, passes: Sequence[_ModelPass]) -> list[str]:
     return sorted(first.modules)
 
 
-def _runs(positions: Iterable[int]) -> list[tuple[int, int, int]]:
-    """Return where positions go on one by one: first place, count, first position."""
-    runs: list[tuple[int, int, int]] = []
-    for place, position in enumerate(positions):
-        if runs and position == runs[-1][2] + runs[-1][1]:
-            first, count, start = runs[-1]
-            runs[-1] = (first, count + 1, start)
-        else:
-            runs.append((place, 1, position))
-    return runs
-
-
-def _requests(folder: Path, passes: Sequence[_ModelPass]) -> list[_Request]:
-    """Return the requests, in the order of their names. Raises UserError where tokens are missing.
-
-    Of a prefill each request has a run of positions; of a step each has one.
-    """
-    prompts: dict[str, list[_Chunk]] = {}
-    steps: dict[str, list[_Chunk]] = {}
-    for each in passes:
-        runs = _runs(each.positions)
-        if not each.prefill:
-            runs = [(place, 1, position) for place, position in enumerate(each.positions)]
-        for place, (name, run) in enumerate(zip(each.requests, runs, strict=False)):
-            into = prompts if each.prefill else steps
-            into.setdefault(name, []).append(_Chunk(each, place, *run))
-    if not prompts:
-        raise UserError(f"{folder} holds no prefill", "capture from the first pass on.")
-    return [
-        _request(folder, name, prompts[name], steps.get(name, []))
-        for name in sorted(prompts, key=_natural)
-    ]
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Return what sorts names by the numbers in them."""
-    return [(int(each), "") if each.isdigit() else (-1, each) for each in re.split(r"(\d+)", name)]
-
-
-def _request(
-    folder: Path, name: str, prompt: Sequence[_Chunk], steps: Sequence[_Chunk]
-) -> _Request:
-    """Return one request, its chunks in order, each from where the one before it ends."""
-    prompt, steps = (sorted(each, key=lambda chunk: chunk.position) for each in (prompt, steps))
-    if prompt[0].position:
-        raise UserError(
-            f"{folder}: request {name} begins at position {prompt[0].position}: what stands before "
-            "was computed for another one",
-            "capture without prefix caching (enable_prefix_caching=False), from the first pass on.",
-        )
-    made = _Request(name, tuple(prompt), tuple(steps))
-    if steps and 0 < made.tokens - steps[0].position < prompt[-1].tokens:
-        # Padding was counted on: the first step shows where the prompt ends.
-        made = made.cut(steps[0].position)
-    end = 0
-    for chunk in (*made.chunks, *made.steps):
-        if chunk.position != end:
-            said = "no token at" if chunk.position > end else "twice the token at"
-            raise UserError(
-                f"{folder}: request {name} has {said} position {min(end, chunk.position)}",
-                "keep the files of one run, each of its passes; capture without speculation.",
-            )
-        end += chunk.tokens
-    return made
-
-
-def _in_rows(folder: Path, requests: Sequence[_Request], fed: Sequence[int]) -> list[_Request]:
-    """Return a request for each row that was fed, of its number of tokens. Raises UserError."""
-    free, rows = list(requests), []
-    for number, tokens in enumerate(fed, 1):
-        own = next((each for each in free if each.tokens == tokens), None)
-        if own is None:
-            own = next((e for e in free if e.may_be_shorter and e.tokens > tokens), None)
-        if own is None:
-            held = ", ".join(f"{each.name} has {each.tokens}" for each in requests)
-            raise UserError(
-                f"Row {number} of what was fed has {tokens} tokens, and no request of {folder} "
-                f"that is left: {held}",
-                "give inputs=tokens inputs.file= a row for each request, with the tokens that the "
-                "engine puts before a prompt.",
-            )
-        free.remove(own)
-        rows.append(own if own.tokens == tokens else own.cut(tokens))
-    return rows
-
-
 def _notes(
-    folder: Path, requests: Sequence[_Request], rows: Sequence[_Request], steps: int
+    folder: Path,
+    requests: Sequence[ServedRequest],
+    wrong: Mapping[str, UserError],
+    rows: Sequence[ServedRequest],
+    steps: int,
 ) -> tuple[str, ...]:
     """Return what is to be known: which request is which row, and what was left out."""
     notes = []
-    if len(rows) > 1:
+    if len(requests) > 1:
         notes.append(f"rows are requests {', '.join(each.name for each in rows)}, in this order")
-    names = {each.name for each in rows}
-    left = [each.name for each in requests if each.name not in names]
+    tokens = {each.name: each.tokens for each in rows}
+    left = [each.name for each in requests if each.name not in tokens]
+    for each in requests:
+        if tokens.get(each.name, each.tokens) != each.tokens:
+            notes.append(f"request {each.name} has {tokens[each.name]} tokens; the others pad it")
+    notes += [f"request {name} is left out: {error.found}" for name, error in wrong.items()]
     if left:
         notes.append(f"requests {', '.join(left)} are no rows of what was fed, and are left out")
     longest = max(len(each.steps) for each in rows)
     if longest > steps:
         notes.append(f"{steps} decode steps are kept, which every request has, of {longest}")
+    if (folder / _TARGET).is_dir() and _inside(folder, _REPLICA):
+        notes.append(f"what stands beside {_TARGET} is left out")
     if others := _others(folder):
         notes.append(f"captures of other models are left out: {', '.join(others)}")
     return tuple(notes)
