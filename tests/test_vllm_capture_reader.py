@@ -99,7 +99,7 @@ def test_requests_whose_padding_is_counted_on_are_not_confused(folder: Path) -> 
     shutil.rmtree(folder / "dp0" / "prefill_s4_1")
     captures = read(folder, 3)
     assert held(captures, OUT) == [values(range(3), 9).tolist()]
-    assert captures.notes == ("request a-9 has 3 tokens; the others pad it",)
+    assert captures.notes == ("request a-9 has 3 tokens: what is behind them pads them",)
 
 
 def test_one_request_that_is_wrong_does_not_refuse_the_others(folder: Path) -> None:
@@ -226,5 +226,9 @@ def test_tokens_of_other_replicas_are_no_site(folder: Path) -> None:
 def test_a_folder_of_modules_without_a_site_is_refused(folder: Path) -> None:
     for path in [*folder.rglob(NORM), *folder.rglob(BLOCK)]:
         path.rename(path.with_name(f"transformer.{path.name}"))
-    with pytest.raises(UserError, match="2 kinds of captured modules have no site here, and 1"):
+    assert read(folder, 3, 6).ignored == ("transformer.model.layers.0", "transformer.model.norm")
+    for path in folder.glob("dp0/*"):
+        for name in ("a", "b"):
+            shutil.copytree(path / HEAD, path / name)
+    with pytest.raises(UserError, match="4 kinds of captured modules have no site here, and 1"):
         read(folder, 3, 6)

@@ -7,7 +7,7 @@ proof of its inputs but what it was said to be fed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -89,16 +89,7 @@ def keep(
             why = next(iter(skipped.values()), "no site is named")
             raise UserError(f"{recorded.name} holds nothing of {plan.config.model.label}: {why}.")
         lost = {**recorded.skipped, **skipped}
-        named = {*map(str, recorded.tensors), *recorded.skipped}
-        unused = [site for site in lost if site in named]
-        if 4 * len(unused) > 3 * len(named):
-            # What is judged of so little says nothing of the rest.
-            site, why = unused[0], lost[unused[0]]
-            raise UserError(
-                f"{recorded.name}: {len(unused)} of {len(named)} sites cannot be used, {site} for "
-                f"one: {why}",
-                "mend what recorded them, or leave them out of what is recorded.",
-            )
+        _refuse_mostly_lost(recorded, lost)
         manifest = _manifest(recorded, plan, inputs, recorder.records, mark)
         manifest.replicas = _replicas(recorded, plan, inputs, Recorder(active.folder))
         manifest.skipped = {**_unrecorded(manifest), **lost}
@@ -128,6 +119,22 @@ def _refuse_strange(recorded: Recorded, plan: RunPlan) -> None:
                 f"layers.0 to {stages[-3]}, {NORM} and {HEAD}",
                 "mend the name map, or name the model (model=).",
             )
+
+
+def _refuse_mostly_lost(recorded: Recorded, lost: Mapping[str, str]) -> None:
+    """Raise UserError where less than a quarter of what was recorded can be used.
+
+    ``lost`` says why a site cannot. What is judged of so little says nothing of the rest.
+    """
+    named = {*map(str, recorded.tensors), *recorded.skipped}
+    unused = [site for site in lost if site in named]
+    if 4 * len(unused) > 3 * len(named):
+        site, why = unused[0], lost[unused[0]]
+        raise UserError(
+            f"{recorded.name}: {len(unused)} of {len(named)} sites cannot be used, {site} for "
+            f"one: {why}",
+            "mend what recorded them, or leave them out of what is recorded.",
+        )
 
 
 def _unrecorded(manifest: Manifest) -> dict[str, str]:

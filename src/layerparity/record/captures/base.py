@@ -145,7 +145,7 @@ def read_captures(given: Given) -> Captures:
     """Return what a capture folder holds.
 
     Raises UserError where a rank, or a file of one, is missing, where files are of two runs, and
-    where less than half of the modules that were captured have a site.
+    where less than a quarter of the kinds of modules that were captured have a site.
     """
     read: Callable[[Given], Captures] = registry.load(_READERS, _reader(given.folder)).read
     captures = read(given)
@@ -153,7 +153,8 @@ def read_captures(given: Given) -> Captures:
         (site.local or "") if site.layer is not None else site.path for site in captures.parts
     }
     lost = sorted({re.sub(r"\d+", "{n}", module) for module in captures.ignored})
-    if len(lost) > len(placed):
+    # A few that have one, of very many, are judged and say nothing of the rest.
+    if len(lost) > 3 * len(placed):
         raise UserError(
             f"{given.folder}: {len(lost)} kinds of captured modules have no site here, and "
             f"{len(placed)} have: {', '.join(lost[:3])}",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from layerparity.numbers.rank_parts import Split
 
-_PASS = re.compile(r"(?P<phase>prefill_s|decode_b)(?P<size>\d+)_\d+", re.ASCII)
+_PASS = re.compile(r"(?:prefill_s|decode_b)\d+_\d+", re.ASCII)
 _REPLICA = re.compile(r"dp\d+", re.ASCII)
 _RANK = re.compile(r"rank(\d+)\.pt", re.ASCII)
 # The model that is served, among those that captured; in older releases it has no folder.
@@ -226,7 +226,8 @@ def _notes(
     left = [each.name for each in requests if each.name not in tokens]
     for each in requests:
         if tokens.get(each.name, each.tokens) != each.tokens:
-            notes.append(f"request {each.name} has {tokens[each.name]} tokens; the others pad it")
+            had = tokens[each.name]
+            notes.append(f"request {each.name} has {had} tokens: what is behind them pads them")
     notes += [f"request {name} is left out: {error.found}" for name, error in wrong.items()]
     if left:
         notes.append(f"requests {', '.join(left)} are no rows of what was fed, and are left out")
