@@ -325,7 +325,7 @@ def test_one_rank_alone_has_no_mistake_of_sharding(judged: Judged) -> None:
         ),
         (
             ("backend.runtime=native",),
-            "CPU mode, which is of the XLA flavour: use backend.runtime=xla_cpu, or leave it out.",
+            "CPU mode on the CPU: use backend.runtime=xla_cpu, or leave it out.",
         ),
         ((f"port.model={CLASSES}llama.NeuronLama",), "has no class 'NeuronLama'"),
         (("port.model=stand_in_inference.modules.moe.MoE",), "name the application class itself"),

@@ -239,7 +239,10 @@ CLASSES = "vllm_neuron.model.llama3.model."
             "runs whole blocks, and layers.0.mlp is a component of one: leave component out",
         ),
         (("tp_degree=2", "moe_ep_degree=2"), "shares no experts by number: use moe_ep_degree=1"),
-        (("backend.runtime=native",), "runs vLLM Neuron's CPU mode, which is of the XLA flavour"),
+        (
+            ("backend.runtime=native",),
+            "and port=vllm_neuron runs vLLM Neuron's CPU mode on the CPU",
+        ),
         (("backend.compile=export",), "port=vllm_neuron is uncompiled: leave backend.compile out"),
         (("backend=gpu",), "port=vllm_neuron is not for backend=gpu: use backend=neuron"),
     ],

@@ -195,7 +195,7 @@ def refuse_elsewhere(
     if runtime.is_native:
         raise UserError(
             f"backend.runtime={runtime.value} is torch's own device, and {port} runs "
-            f"{mode}, which is of the XLA flavour",
+            f"{mode} on the CPU",
             "use backend.runtime=xla_cpu, or leave it out.",
         )
 
