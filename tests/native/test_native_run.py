@@ -150,7 +150,10 @@ def test_a_planted_fault_is_named(door: Cli, store: Path) -> None:
         (("backend.compile=export", "tp_degree=2"), "compile=export runs unsharded"),
         (("backend.excess_precision=true", "tp_degree=2"), "is for the XLA runtime: leave it out"),
         (("port=clean", "port.name=tp 2", "tp_degree=2"), "tp_degree=2"),
-        (("port=nxdi", "port.model=a.B"), "port=nxdi runs NxD's CPU mode, which is of the XLA fl"),
+        (
+            ("port=nxdi", "port.model=a.B"),
+            "runs NxD's CPU mode on the CPU: use backend.runtime=xla_cpu",
+        ),
     ],
 )
 def test_what_it_cannot_do_is_refused_in_a_line(
