@@ -502,6 +502,8 @@ def save(model: MiniMaxM2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder
     # As published: `rotary_dim` says how much is rotated. transformers writes a
     # `partial_rotary_factor` beside it, which would win if the two ever disagreed.
     config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+    # What is run of it shows small bugs where nobody says a type.
+    config["dtype"] = "float32"
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for written in folder.iterdir():
         written.chmod(0o644)  # safetensors makes a file that only its owner can read

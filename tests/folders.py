@@ -118,6 +118,8 @@ def _save(config: Any, folder: Path, seed: int) -> Path:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from layerparity.selftest.models import save_narrow
+
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -128,5 +130,5 @@ def _save(config: Any, folder: Path, seed: int) -> Path:
                 value.copy_(8.5 + 0.0625 * torch.randint(-4, 5, value.shape))
             elif value.dim() > 1 and value.is_floating_point():
                 value.mul_(4.0)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    save_narrow(model, folder)
     return folder

@@ -29,13 +29,14 @@ def fp8_copy(source: Path, folder: Path, shards: int = 1) -> Path:
 
     Projections and experts become e4m3 with a float32 scale for each block of 128 x 128, edge
     blocks smaller; norms, embedding and head stay, the router is widened to float32.
+    Its config.json names bfloat16, as those of published ones do.
     """
     folder.mkdir(parents=True)
     for path in source.iterdir():
         if path.is_file() and path.suffix != ".safetensors" and path.name != _INDEX:
             shutil.copy(path, folder)
     config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = QUANTIZATION
+    config.update(dtype="bfloat16", quantization_config=QUANTIZATION)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     made: list[dict[str, torch.Tensor]] = []
     for file in sorted(source.glob("*.safetensors")):

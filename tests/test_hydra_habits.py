@@ -15,6 +15,7 @@ from conftest import ROOT, Ended
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from layerparity.settings import command_keys
+from layerparity.settings.config import DType
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ def test_a_sweep_shows_each_job_that_it_would_run(cli: Callable[..., Ended], own
     ("line", "offers"),
     [
         ("experiment=c", {"experiment=clean", "experiment=compiled_parity"}),
-        ("dtype=", {"dtype=float64", "dtype=float32", "dtype=bfloat16", "dtype=float16"}),
+        ("dtype=", {f"dtype={each.value}" for each in DType}),
         ("backend=neuron backend.compile=t", {"backend.compile=trace"}),
         ("reuse=", {"reuse=true", "reuse=false"}),
     ],

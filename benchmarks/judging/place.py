@@ -38,7 +38,7 @@ def opened(threads: int) -> Iterator[Place]:
     conf = initialize_config_dir(str(shipped("conf").absolute()), version_base="1.3")
     with conf, tempfile.TemporaryDirectory() as temporary:
         folder, keys = Path(temporary), {"threads": threads}
-        asked = composed({"backend": "gpu", "device_map": "cpu", **keys})
+        asked = composed({"backend": "gpu", "device_map": "cpu", "dtype": "float32", **keys})
         # The backend comes first: it decides what may be imported, and by whom.
         open_backend.build(asked).open()
         store = open_store(TrackingConfig(folder=str(folder / "empty")))

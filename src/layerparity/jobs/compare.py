@@ -214,5 +214,5 @@ def check_weights(config: Config) -> Exit:
     blocks = Blocks.of(str(plan.checkpoint.config.get("model_type")), {})
     findings = diff_side(loaded.prints, loaded.unnamed, loaded.used, "candidate", blocks)
     check = WeightCheck(loaded.prints, tuple(findings))
-    keep_check(config, store, check, plan.scope.describe())
+    keep_check(plan.config, store, check, plan.scope.describe())
     return check.exit

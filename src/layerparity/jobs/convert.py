@@ -12,7 +12,8 @@ from layerparity.ground.errors import Exit
 from layerparity.ground.program import program
 from layerparity.ground.quoting import typed
 from layerparity.model.resolve import open_checkpoint
-from layerparity.settings.config import Config
+from layerparity.model.weight_types import own_type
+from layerparity.settings.config import Config, DType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,6 +39,8 @@ def run(config: Config) -> Exit:
     from layerparity.checkpoint.target import locked, target_folder
 
     checkpoint, dtype = open_checkpoint(config.model), config.dtype.value
+    if config.dtype is DType.auto:
+        dtype = own_type(checkpoint.config)
     folder = target_folder(config.to, checkpoint.folder)
     rows, columns = checkpoint.block
     shards = plan_shards(checkpoint, policy_of(checkpoint, dtype))

@@ -8,7 +8,7 @@ from typing import Any
 
 from layerparity.ground.errors import UserError
 from layerparity.record.stored_run import StoredRun
-from layerparity.settings.config import Config, ScopeKind
+from layerparity.settings.config import Config, DType, ScopeKind
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Asked:
     def of(cls, config: Config, port: str, typed: Sequence[str]) -> Asked:
         """Return what these typed keys say, ``port`` by its label; nothing of those not typed."""
         groups = {each.partition(".")[0] for each in typed}
+        if config.dtype is DType.auto:
+            groups.discard("dtype")
         said = {
             "model": config.model.label,
             "backend": config.backend.name,

@@ -6,6 +6,7 @@ on an opened backend, its inputs chosen.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import describe, open_checkpoint
 from layerparity.ports.opening import open_backend, open_port
 from layerparity.record.manifest import SitePatterns
-from layerparity.settings.config import LATEST, Config, FeedMode, RunKind
+from layerparity.settings.config import LATEST, Config, DType, FeedMode, RunKind
 
 if TYPE_CHECKING:
     from layerparity.backends.base import Backend
@@ -83,6 +84,7 @@ def plan_run(config: Config) -> RunPlan:
     num_layers = num_layers_of(values)
     family = family_of(str(values.get("model_type")))
     scope = scope_of(config, num_layers, family)
+    config = with_own_type(config, values)
     if config.layer_chunks is not None:
         # What is kept of a run is the range that it is: a chunk means nothing by itself.
         config = replace(config, start=scope.start, end=scope.end, layer_chunks=None, chunk=None)
@@ -92,6 +94,15 @@ def plan_run(config: Config) -> RunPlan:
     typed_keys.refuse_unmapped(config)
     refuse_uneven_experts(config, sizes_of(checkpoint.config))
     return RunPlan(config, checkpoint, family, num_layers, scope)
+
+
+def with_own_type(config: Config, values: Mapping[str, object]) -> Config:
+    """Return the configuration with dtype=auto replaced by what config.json's ``values`` say."""
+    own = DType(weight_types.own_type(values))
+    dtypes = [own if each is DType.auto else each for each in config.reference.dtypes]
+    reference = replace(config.reference, dtypes=dtypes)
+    dtype = own if config.dtype is DType.auto else config.dtype
+    return replace(config, dtype=dtype, reference=reference)
 
 
 def refuse_uneven_experts(config: Config, sizes: ModelSizes) -> None:

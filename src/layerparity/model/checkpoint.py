@@ -307,9 +307,8 @@ class Checkpoint:
         """The floating type the checkpoint was trained in, which FP8 weights are widened to."""
         import torch
 
-        said = self.config.get("dtype") or self.config.get("torch_dtype")
-        dtype = getattr(torch, str(said), None)
-        return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+        found: torch.dtype = getattr(torch, weight_types.own_type(self.config))
+        return found
 
     def _shards(self) -> list[Path]:
         """Return the files that an index names; without any, those of the folder."""

@@ -23,6 +23,18 @@ STORED = ("F8_E4M3",)
 SCALES = ("F32", "BF16", "F16")
 _WEIGHT = "weight"
 USUAL_BLOCK = (128, 128)
+_FLOATING = ("float64", "float32", "bfloat16", "float16")
+
+
+def own_type(config: Mapping[str, object]) -> str:
+    """Return torch's name of the floating type that a checkpoint is of, from config.json's values.
+
+    One that says none was written before there was another than float32, or holds FP8.
+    """
+    said = str(config.get("dtype") or config.get("torch_dtype"))
+    if said in _FLOATING:
+        return said
+    return "float32" if config.get("quantization_config") is None else "bfloat16"
 
 
 def scale_name(name: str) -> str:

@@ -20,11 +20,12 @@ from layerparity.making.prepare import refuse_uneven_experts
 from layerparity.making.request.inputs import Request
 from layerparity.making.request.scope import num_layers_of, scope_of
 from layerparity.model.resolve import describe
+from layerparity.model.weight_types import own_type
 from layerparity.plan.core_share import CoreLayout
 from layerparity.plan.devices import Devices, cores_of, parse_devices, this_machine
 from layerparity.plan.weights import PlannedModel, WeightBytes, build, bytes_of
 from layerparity.ports.opening import open_backend, open_port
-from layerparity.settings.config import Config, FeedMode
+from layerparity.settings.config import Config, DType, FeedMode
 
 STREAM = "stream"
 # A prompt's tokens are not counted here: that would want the checkpoint's tokenizer.
@@ -113,6 +114,7 @@ def question_of(config: Config) -> Question:
     nxdi = abilities.nxdi and (config.tp_degree > 1 or devices.pretended)
     _refuse_cores(config, devices, nxdi)
     values = _architecture(config)
+    dtype = own_type(values) if config.dtype is DType.auto else config.dtype.value
     family = family_of(str(values.get("model_type")))
     scope = scope_of(config, num_layers_of(values), family)
     # What is wrong with the values is said by those who build a model of them.
@@ -131,7 +133,7 @@ def question_of(config: Config) -> Question:
     if devices.instance is not None and config.plan.devices is None:
         free += " (plan.devices= names another)"
     console.say(
-        f"plan of {config.model.label}, {scope.describe()}, {config.dtype.value}, on {free}\n"
+        f"plan of {config.model.label}, {scope.describe()}, {dtype}, on {free}\n"
         f"{batch.sequences} x {batch.tokens} tokens, {batch.new_tokens} to generate "
         f"({batch.chosen}); {_way(config, nxdi, one_device=one_device)}"
     )
@@ -140,7 +142,7 @@ def question_of(config: Config) -> Question:
         devices,
         config.device_map.strategy,
         config.max_memory,
-        config.dtype.value,
+        dtype,
         batch.sequences,
         batch.tokens,
         batch.new_tokens,

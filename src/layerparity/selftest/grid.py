@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from layerparity.selftest.cells import (
 from layerparity.selftest.models import FP8, SHIPPED, make_fp8, make_model, make_tokens
 from layerparity.selftest.outcomes import CellResult
 from layerparity.selftest.upcast import UPCAST, upcast
-from layerparity.settings.config import Config
+from layerparity.settings.config import Config, DType
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
@@ -63,8 +64,8 @@ def run_grid(config: Config, folder: Path) -> list[CellResult]:
     from layerparity.settings.tracking import TrackingConfig
     from layerparity.tracking.opening import open_store
 
-    # The backend comes first: it decides what may be imported, and by whom.
-    open_backend.build(config).open()
+    # The backend comes first: it decides what may be imported, and by whom. Runs have other types.
+    open_backend.build(replace(config, dtype=DType.float32)).open()
     store = open_store(TrackingConfig(folder=str(folder / "empty")))
     keys, shown = {"threads": config.threads or 1}, config.job.capture
     runner = CellRunner(folder, store, config.tolerance, keys, shown)

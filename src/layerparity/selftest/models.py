@@ -13,6 +13,7 @@ from layerparity.ground.errors import UserError
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
 SHIPPED = "tiny_minimax_m2"
 FP8 = "tiny_minimax_m2_fp8"
@@ -121,8 +122,6 @@ def make_model(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from layerparity.model.conversion import no_bars
-
     torch.manual_seed(seed)
     try:
         config = small_config(name, changes)
@@ -148,9 +147,24 @@ def make_model(
             elif "bias" in path:
                 value.normal_(0.0, 0.1)
     target = folder / name
-    with no_bars():
-        model.to(torch.bfloat16).save_pretrained(target)
+    save_narrow(model, target)
     return target
+
+
+def save_narrow(model: PreTrainedModel, folder: Path) -> None:
+    """Save transformers' ``model`` in bfloat16 and its config.json with float32.
+
+    That is what runs of it compute in where no type is asked for: small bugs show in it.
+    """
+    import torch
+
+    from layerparity.model.conversion import no_bars
+
+    with no_bars():
+        model.to(torch.bfloat16).save_pretrained(folder)
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**values, "dtype": "float32"}, indent=2), encoding="utf-8")
 
 
 def small_config(name: str, changes: Mapping[str, Any] | None = None) -> Any:

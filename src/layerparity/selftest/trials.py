@@ -150,8 +150,9 @@ def make_in(
     ``store`` is where goldens named in the configuration are looked up; ``port_of`` makes the port,
     in place of the one that the configuration names.
     """
-    with open_backend.opened(config) as backend:
-        prepared = prepare(plan_run(config), backend, store)
+    plan = plan_run(config)
+    with open_backend.opened(plan.config) as backend:
+        prepared = prepare(plan, backend, store)
         port = run_job.build_port(prepared, port_of)
         manifest, outcome = run_job.execute(prepared, port, folder, fingerprint_of(prepared))
         files = RunFolder(folder)

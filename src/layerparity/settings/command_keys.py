@@ -141,16 +141,23 @@ def _option(group: str, option: str) -> dict[str, Any]:
 @cache
 def _usual_options() -> dict[str, str]:
     """Return the option that each group has in a bare command."""
-    import yaml
-
-    text = (shipped("conf") / "config.yaml").read_text(encoding="utf-8")
-    pairs = [each for each in yaml.safe_load(text)["defaults"] if isinstance(each, dict)]
+    pairs = [each for each in _bare()["defaults"] if isinstance(each, dict)]
     return {k: v for each in pairs for k, v in each.items() if v and " " not in k}
 
 
 @cache
+def _bare() -> dict[str, Any]:
+    """Return conf/config.yaml, of which a bare command is composed."""
+    import yaml
+
+    text = (shipped("conf") / "config.yaml").read_text(encoding="utf-8")
+    return dict(yaml.safe_load(text))
+
+
+@cache
 def _root() -> dict[str, Any]:
-    return _plain(Config())
+    own = {key: value for key, value in _bare().items() if key not in ("defaults", "hydra")}
+    return {**_plain(Config()), **own}
 
 
 def _plain(schema: Any) -> dict[str, Any]:

@@ -50,12 +50,16 @@ class Choice(Enum):
 
 
 class DType(Choice):
-    """Floating type a run computes in; torch's names, and the short ones that people type."""
+    """Floating type a run computes in; torch's names, and the short ones that people type.
+
+    auto is the checkpoint's own, until the checkpoint is known.
+    """
 
     float64 = fp64 = "float64"
     float32 = fp32 = "float32"
     bfloat16 = bf16 = "bfloat16"
     float16 = fp16 = "float16"
+    auto = "auto"
 
 
 class RunKind(Choice):
@@ -229,7 +233,11 @@ class Config:
         least=1,
         most=MOST_TOKENS,
     )
-    dtype: DType = key(DType.float32, "floating type of weights and computation", jobs=("run",))
+    dtype: DType = key(
+        DType.float32,
+        "floating type of weights and computation; auto: the model's own",
+        jobs=("run",),
+    )
     attn_implementation: str | None = key(
         None, "sdpa, eager or another; null: sdpa, or eager where there is none"
     )

@@ -22,10 +22,11 @@ from layerparity.making.request.goldens import (
     refuse_other_model,
 )
 from layerparity.making.request.inputs import Inputs, Request
+from layerparity.model.weight_types import own_type
 from layerparity.ports.replay_keys import replays
 from layerparity.record.folder import MANIFEST, RunFolder
 from layerparity.record.manifest import Manifest, Record
-from layerparity.settings.config import DType, FeedMode
+from layerparity.settings.config import FeedMode
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
@@ -165,7 +166,8 @@ def golden_command(request: Request) -> str:
         if value := getattr(asked, part):
             words.append(typed(f"model.{part}", value))
     # A golden has the noise floor of its own dtype.
-    words += [typed("dtype", config.dtype.value)] if config.dtype is not DType.float32 else []
+    if config.dtype.value != own_type(request.model):
+        words.append(typed("dtype", config.dtype.value))
     words += ["capture=components"] if config.component else []
     here = [f"{key}={value}" for key, value in GOLDEN_HERE.items()]
     return " ".join([program(), *here, *words, *config.tracking.words])
