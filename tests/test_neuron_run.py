@@ -234,6 +234,10 @@ def test_every_decode_step_is_judged_from_the_goldens_tokens(run: Cli, store: Pa
 
 
 def test_tp_degree_is_never_ignored(run: Cli) -> None:
+    """XLA reads the number of devices once: where it has one, a degree is refused."""
+    import torch_xla
+
+    torch_xla.device()
     ended = run("backend=neuron", "tp_degree=2")
     assert ended.exit == 2
     assert "tp_degree" in ended.err

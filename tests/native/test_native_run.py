@@ -123,6 +123,8 @@ def test_split_over_two_ranks_by_transformers_own_plan(door: Cli, store: Path) -
     assert manifest.ranks.degree == 2
     assert manifest.ranks.disagreements == {}
     assert kept(store, "split").tags["fact.collectives"] == "gloo"
+    # As Neuron's runtime and its collectives expect it, whoever started this process.
+    assert kept(store, "split").tags["fact.rendezvous"] == "env://127.0.0.1, as torchrun tells"
 
 
 def test_a_planted_fault_is_named(door: Cli, store: Path) -> None:

@@ -131,7 +131,7 @@ def test_ranks_are_joined_by_neurons_own_collectives(trainium: None) -> None:
 
     able = neuron.abilities(Config.backend)
     assert able.ranks is not None
-    assert able.ranks(Config()) == RankDevices("neuron", "neuron", "Neuron")  # type: ignore
+    assert able.ranks(Config()) == RankDevices("neuron", "neuron", "Neuron", launched=True)  # type: ignore
 
 
 def test_a_candidate_on_the_device_passes(trainium: None, cli: Cli, store: Path) -> None:

@@ -27,13 +27,15 @@ class RankDevices:
     """What each rank of a model that is split over processes computes on.
 
     ``device`` is torch's name of it and ``collectives`` torch.distributed's of what joins the
-    ranks; ``label`` is what a run says. ``count`` are there; None where any number can be.
+    ranks; ``label`` is what a run says. ``count`` are there; None where any number can be. Ranks
+    that are ``launched`` find torchrun's variables, and each other by them, at env://.
     """
 
     device: str
     collectives: str
     label: str
     count: int | None = None
+    launched: bool = False
 
 
 @dataclass(frozen=True)

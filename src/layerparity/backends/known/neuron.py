@@ -137,5 +137,5 @@ def _ranks(config: Config) -> RankDevices:
             "use tp_degree=1, or compile=lazy, which is eager here.",
         )
     if machine.runtime is RuntimeChoice.native:
-        return RankDevices("neuron", "neuron", NEURON)
-    return RankDevices("cpu", "gloo", NATIVE_STAND_IN)
+        return RankDevices("neuron", "neuron", NEURON, launched=True)
+    return RankDevices("cpu", "gloo", NATIVE_STAND_IN, launched=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from layerparity.anatomy.split_plan import plan_of
 from layerparity.backends.base import Backend
 from layerparity.backends.export import mapped
 from layerparity.ground.errors import UserError
-from layerparity.machine import neuron_packages
+from layerparity.machine import neuron_packages, rendezvous
 from layerparity.machine.device import Placed
 from layerparity.model import static_experts
 from layerparity.numbers.rank_parts import WHOLE, PartKind, RankShare
@@ -62,9 +61,10 @@ class HfRank(RankSide):
         collectives: str,
         implementations: Mapping[str, Any],
         by_number: bool = False,
+        launched: bool = False,
     ) -> None:
         super().__init__(assets)
-        self.collectives = collectives
+        self.collectives, self.launched = collectives, launched
         # A rank on Neuron has one logical core, which its runtime picks by LOCAL_RANK.
         where = f"{device}:{assets.rank}" if device == "cuda" else device
         self.backend = RankDevice(name="gpu", device=where, count=assets.count, by_number=by_number)
@@ -83,24 +83,24 @@ class HfRank(RankSide):
 
     def start(self) -> dict[str, str]:
         """Join the ranks: through NCCL on GPUs, gloo on the CPU, Neuron's own on its cores."""
+        from torch.distributed import FileStore, init_process_group
         from torch.distributed.device_mesh import init_device_mesh
 
         kind, library = self.backend.device.partition(":")[0], self.collectives
         if kind == "cuda":
             # A device mesh knows the kind alone: each process's device is its current one.
             torch.cuda.set_device(self.assets.rank)
+        rank, count, facts = self.assets.rank, self.assets.count, {"collectives": library}
+        files = FileStore(self.assets.rendezvous, count)
+        if self.launched:
+            self._served = rendezvous.tell(rank, count, files)
+            facts["rendezvous"] = f"env://{rendezvous.HERE}, as torchrun tells"
         if kind == "neuron":
-            # As torchrun tells them, which Neuron's runtime goes by.
-            rank, count = str(self.assets.rank), str(self.assets.count)
-            os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
             neuron_packages.native()
-        dist = torch.distributed
-        store = dist.FileStore(self.assets.rendezvous, self.assets.count)
-        dist.init_process_group(
-            library, store=store, rank=self.assets.rank, world_size=self.assets.count
-        )
-        self.backend.mesh = init_device_mesh(kind, (self.assets.count,), mesh_dim_names=("tp",))
-        return {"collectives": library}
+        store = None if self.launched else files
+        init_process_group(library, store=store, rank=rank, world_size=count)
+        self.backend.mesh = init_device_mesh(kind, (count,), mesh_dim_names=("tp",))
+        return facts
 
     def place(self, stages: Sequence[str]) -> int:
         """Find the stages' tensors; return the bytes of all of them."""

@@ -55,6 +55,7 @@ class SplitPort(RanksPort):
             assets,
             device=devices.device,
             collectives=devices.collectives,
+            launched=devices.launched,
             implementations=implementations,
             by_number=config.moe_ep_degree > 1,
         )
