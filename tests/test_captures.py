@@ -15,7 +15,7 @@ from conftest import Ended
 from safetensors.torch import load_file, save_file
 
 from layerparity.ground.errors import UserError
-from layerparity.record.captures.base import Given, read_captures
+from layerparity.record.engines.base import Given, read_captures
 from layerparity.record.findings import DoubtKind
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.selftest.models import make_model
@@ -260,10 +260,10 @@ def spoilt(folder: Path) -> Iterator[str]:
 
 
 def test_files_that_are_not_of_one_run_are_refused(small: Path) -> None:
-    assert read_captures(Given(small, {}, None, list)).ranks == 4
+    assert read_captures(Given(small, None, list), "nxdi").ranks == 4
     for said in spoilt(small):
         with pytest.raises(UserError, match=said):
-            read_captures(Given(small, {}, None, list))
+            read_captures(Given(small, None, list), "nxdi")
 
 
 def replaced(folder: Path, module: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -340,6 +340,7 @@ def test_a_capture_is_kept_before_it_is_compared(
     cli: Cli, store: Path, tmp_path: Path, two_blocks: Path
 ) -> None:
     folder = capture(tmp_path / "capture", tp=1, steps=0, model=two_blocks)
-    plain = ("job=compare", f"golden={folder}", f"candidate={folder}", "tolerance=fixed")
+    other = shutil.copytree(folder, tmp_path / "other")
+    plain = ("job=compare", f"golden={other}", f"candidate={folder}", "tolerance=fixed")
     ended = cli(f"tracking.folder={store}", *plain)
     assert (ended.exit, "job=capture" in ended.err) == (2, True), ended.err

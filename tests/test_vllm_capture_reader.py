@@ -13,8 +13,8 @@ from vllm_capture_folders import Writer
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
-from layerparity.record.captures._requests import natural
-from layerparity.record.captures.base import Captures, Given, is_capture, read_captures
+from layerparity.record.engines._requests import natural
+from layerparity.record.engines.base import Captures, Given, engine_of, read_captures
 
 BLOCK, NORM, HEAD = "model.layers.0", "model.norm", "lm_head"
 OUT = Site.parse("layers.0:out")
@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def read(folder: Path, *fed: int) -> Captures:
-    return read_captures(Given(folder, {}, None, lambda: fed))
+    return read_captures(Given(folder, None, lambda: fed), "vllm_neuron")
 
 
 def held(captures: Captures, site: Site, rank: int = 0) -> list[object]:
@@ -135,7 +135,7 @@ def test_names_sort_by_their_numbers() -> None:
 def test_the_served_model_is_read_and_a_draft_is_not(folder: Path) -> None:
     both = folder.with_name("both")
     shutil.copytree(folder, both / "draft")
-    assert is_capture(both)
+    assert engine_of(both, None) == "vllm_neuron"
     with pytest.raises(UserError, match="holds captures of draft alone: capture the model"):
         read(both, 3, 6)
     shutil.copytree(folder, both / "target")

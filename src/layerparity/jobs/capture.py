@@ -19,6 +19,7 @@ class Settings:
     name: str = "capture"
     folder: str | None = key(None, "the folder that holds the recorded tensors")
     names: str | None = key(None, "its name map, a JSON file; null: the folder's names.json")
+    engine: str = key("auto", "what wrote it; auto: by its files")
 
 
 def run(config: Config) -> Exit:
@@ -33,7 +34,8 @@ def run(config: Config) -> Exit:
     from layerparity.tracking.opening import open_store
 
     names = expanded(config.job.names).absolute() if config.job.names else None
-    run = imported.keep(folder, names, config, open_store(config.tracking), again=config.reuse)
+    store, engine = open_store(config.tracking), config.job.engine
+    run = imported.keep(folder, names, config, store, engine, again=config.reuse)
     say_link(run, config.tracking)
     words = ["job=compare", "job.own_inputs=true", f"candidate={run.id[:8]}"]
     console.say(f"judge it: {' '.join([program(), *words, *config.tracking.words])}")

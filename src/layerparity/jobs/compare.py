@@ -51,6 +51,9 @@ class Settings:
     )
     golden_names: str | None = key(None, "name map of a folder of dumps, a JSON file")
     candidate_names: str | None = key(None, "name map of a folder of dumps, a JSON file")
+    engine: str = key(
+        "auto", "with own_inputs, what wrote the candidate's folder; auto: by its files"
+    )
 
 
 def run(config: Config) -> Exit:

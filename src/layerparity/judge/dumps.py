@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import CHOICES, WEIGHTS, Kind, Site
 from layerparity.anatomy.stream import same_elsewhere
-from layerparity.record.dump_files import Dumped, DumpFiles
+from layerparity.ground.errors import UserError
+from layerparity.record.engines.base import PLAIN, Given, engine_of, read_captures, title
 from layerparity.record.findings import Caution, CautionKind
 from layerparity.record.manifest import Manifest, ModelPrint, Record, SitePatterns
-from layerparity.record.name_map import open_named
 from layerparity.record.source import Source
 from layerparity.record.stored_run import StoredRun
+from layerparity.record.tensor_source import SiteFiles
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +37,7 @@ class DumpSource(Source):
 
     proved = False
 
-    def __init__(self, run: StoredRun, tensors: Mapping[Site, Dumped]) -> None:
+    def __init__(self, run: StoredRun, tensors: Mapping[Site, SiteFiles]) -> None:
         self.run = run
         layers = [site.layer for site in tensors if site.layer is not None]
         # What a block puts out may have been kept as what the next one takes in.
@@ -44,7 +45,6 @@ class DumpSource(Source):
         outputs = {site: tensors[at] for site, at in ends.items() if site.end == "out"}
         tensors = {**tensors, **outputs}
         self._tensors = tensors
-        self._files = DumpFiles(tensors)
         records = [self._record(site) for site in sorted(tensors)]
         held = {record.site: record.shape for record in records}
         unordered = [r.site for r in records if r.site.end == WEIGHTS and not _has_order(r, held)]
@@ -82,23 +82,24 @@ class DumpSource(Source):
         """
         from layerparity.numbers.metrics.sets import by_expert
 
-        tensor = self._files.read(self._tensors[record.site])
+        tensor = _alone(self._tensors[record.site], record.site)
         if record.site.end == WEIGHTS and tensor.shape[-1:] > (1,):
-            choices = self._files.read(self._tensors[replace(record.site, end=CHOICES)])
+            site = replace(record.site, end=CHOICES)
+            choices = _alone(self._tensors[site], site)
             tensor = by_expert(choices.reshape(tensor.shape), tensor)[1]
         alone = record.shape == (1, *tensor.shape)
         return tensor.unsqueeze(0) if alone else tensor
 
     def _record(self, site: Site) -> Record:
         """Describe the tensor at a site."""
-        dumped = self._tensors[site]
-        tensor = self._files.read(dumped)
+        held = self._tensors[site]
+        tensor = _alone(held, site)
         # Whole numbers, such as token ids, know no rounding: they are equal or they are not.
         kind = Kind.REAL if tensor.is_floating_point() else Kind.EXACT
         kind = Kind.INDEX_SET if site.end == "choices" else kind
         axes = _AXES.get(tensor.dim(), tuple(f"axis{index}" for index in range(tensor.dim())))
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return Record(site, axes, kind, tuple(tensor.shape), dtype, dumped.names[0], digest="")
+        return Record(site, axes, kind, tuple(tensor.shape), dtype, held.name, digest="")
 
 
 def _has_order(weights: Record, held: Mapping[Site, tuple[int, ...]]) -> bool:
@@ -114,10 +115,33 @@ def open_dump(run: StoredRun) -> DumpSource:
     The map is ``run.names``, or names.json, names.yaml or names.yml in the folder. Raises UserError
     where it, or a tensor it names, cannot be used.
     """
-    named = open_named(Path(run.folder), run.names)
-    source = DumpSource(run, named.sites)
-    if named.ignored:
-        values = {"count": len(named.ignored), "example": named.ignored[0]}
-        values |= {"file": named.map.name, "run": run.name}
+    folder = Path(run.folder)
+
+    engine = engine_of(folder, run.names)
+    if engine != PLAIN:
+        raise UserError(
+            f"{folder} is {title(engine)}, of which a run is made first",
+            f"job=capture job.folder={folder}, or job.own_inputs=true.",
+        )
+    given = Given(folder, run.names, list)
+    captures = read_captures(given, engine)
+    if captures.ranks > 1:
+        raise UserError(
+            f"{folder} holds what {captures.ranks} ranks have",
+            "put it together first: job=capture, or job.own_inputs=true.",
+        )
+    source = DumpSource(run, captures.parts)
+    if captures.ignored:
+        values = {"count": len(captures.ignored), "example": captures.ignored[0]}
+        told = given.map.name if given.map else ""
+        values |= {"file": told, "run": run.name}
         source.cautions = (Caution(CautionKind.UNNAMED_TENSORS, values=values),)
     return source
+
+
+def _alone(held: SiteFiles, site: Site) -> torch.Tensor:
+    """Return what the one rank has. Raises UserError where it is not the site's."""
+    try:
+        return held.read()[0]
+    except ValueError as error:
+        raise UserError(f"{site}: {error}", "mend the name map.") from error

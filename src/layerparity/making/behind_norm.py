@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import NORM, Place, Site
-from layerparity.record.dump_files import Dumped, DumpFiles
 
 if TYPE_CHECKING:
     import torch
@@ -19,27 +18,46 @@ _CLOSE = 0.01
 
 
 def moved(
-    sites: Mapping[Site, Dumped], plan: RunPlan
-) -> tuple[Mapping[Site, Dumped], dict[str, str]]:
+    tensors: Mapping[Site, torch.Tensor], plan: RunPlan
+) -> tuple[Mapping[Site, torch.Tensor], dict[str, str]]:
     """Return a dump's tensors where they belong, and why the last block's output is not there.
 
     transformers' ``hidden_states`` end with what the final norm gives out. Raises UserError for a
     tensor, or a checkpoint, that is damaged.
     """
     last = Place(plan.num_layers - 1)
-    output = sites.get(last.site("out"))
-    if output is None or not plan.checkpoint.has_weights:
-        return sites, {}
-    if not is_normed(DumpFiles({"": output}).read(output), _norm(plan)):
-        return sites, {}
-    ends = {each: each for each in sites if (each.path, each.end) == (str(last), "out")}
-    kept = {site: dumped for site, dumped in sites.items() if site not in ends}
-    normed = {Site(NORM, "out", *each.pass_step): sites[each] for each in ends}
+    output = last.site("out")
+    if output not in tensors or not plan.checkpoint.has_weights:
+        return tensors, {}
+    if not is_normed(tensors[output], _norm(plan)):
+        return tensors, {}
+    ends = [each for each in tensors if (each.path, each.end) == (str(last), "out")]
+    kept = {each: each for each in tensors if each not in ends}
+    normed = {Site(NORM, "out", *each.pass_step): each for each in ends}
     why = (
         "the tensor named so is behind the final norm, as the last of transformers' hidden_states "
         f"is, and taken as {NORM}:out; a hook on {last} shows what it puts out"
     )
-    return {**normed, **kept}, {str(each): why for each in ends}
+    return _Moved(tensors, {**normed, **kept}), dict.fromkeys(map(str, ends), why)
+
+
+class _Moved(Mapping[Site, "torch.Tensor"]):
+    """Tensors at other sites, each read where it stood."""
+
+    def __init__(self, tensors: Mapping[Site, torch.Tensor], places: Mapping[Site, Site]) -> None:
+        self._tensors, self._places = tensors, places
+
+    def __getitem__(self, site: Site) -> torch.Tensor:
+        return self._tensors[self._places[site]]
+
+    def __contains__(self, site: object) -> bool:
+        return site in self._places
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def _norm(plan: RunPlan) -> nn.Module:

@@ -5,7 +5,7 @@ It ran the whole model, from tokens on, in a chain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING
 from layerparity.anatomy.site import DECODE, EMBEDDING, HEAD, NORM, Place, Site
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import text_digest
-from layerparity.making import behind_norm, needs
+from layerparity.making import needs
 from layerparity.making.dump_layout import DumpLayout, spec_of
 from layerparity.making.inputs import prompt
 from layerparity.making.request.inputs import Inputs, Request, batch, check_length, pad_of
-from layerparity.record.dump_files import Dumped, DumpFiles
-from layerparity.record.name_map import open_named
 from layerparity.record.ranks import RankRecord
 
 if TYPE_CHECKING:
@@ -57,41 +54,6 @@ class Recorded:
     notes: Sequence[str] = ()
     ranks: RankRecord = field(default_factory=RankRecord)
     replicas: Mapping[Site, torch.Tensor] = field(default_factory=dict)
-
-
-class _DumpTensors(Mapping[Site, "torch.Tensor"]):
-    """A dump's tensors by site, of their own shapes and dtypes, read each time."""
-
-    def __init__(self, sites: Mapping[Site, Dumped]) -> None:
-        self._sites, self._files = sites, DumpFiles(sites)
-
-    def __getitem__(self, site: Site) -> torch.Tensor:
-        return self._files.read(self._sites[site])
-
-    def __iter__(self) -> Iterator[Site]:
-        return iter(self._sites)
-
-    def __len__(self) -> int:
-        return len(self._sites)
-
-
-def of_dump(folder: Path, names: Path | None, plan: RunPlan) -> Recorded:
-    """Return what a folder of dumps holds by its name map. Raises UserError; see `open_named`."""
-    named = open_named(folder, names)
-    sites, skipped = behind_norm.moved(named.sites, plan)
-    files = sorted({dumped.path for dumped in sites.values()})
-    stamps = [f"{path.relative_to(folder)} {stamp(path)}" for path in files]
-    places = [f"{site} {dumped.names[0]}" for site, dumped in sites.items()]
-    left = named.ignored
-    notes = [f"{named.map.name} names no site for {len(left)} tensors: {', '.join(left[:3])}"]
-    return Recorded(
-        folder.name,
-        "dump",
-        _DumpTensors(sites),
-        text_digest("\n".join([*stamps, *sorted(places)])),
-        skipped,
-        notes=notes if left else [],
-    )
 
 
 def stamp(path: Path) -> str:

@@ -32,15 +32,13 @@ from layerparity.making.elsewhere import (
     decode_steps,
     fed,
     last_logits,
-    of_dump,
     tokens_of_steps,
     whole,
 )
 from layerparity.making.fingerprint import model_print
 from layerparity.making.prepare import RunPlan, plan_run
-from layerparity.making.rank_captures import of_captures
+from layerparity.making.rank_captures import of_folder
 from layerparity.making.request.inputs import Inputs
-from layerparity.record.captures.base import is_capture
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Feed, Manifest, Record, SitePatterns
 from layerparity.record.recorder import Recorder
@@ -57,17 +55,22 @@ _LOOKED_AT = 3
 
 
 def keep(
-    folder: Path, names: Path | None, config: Config, store: Store, again: bool = False
+    folder: Path,
+    names: Path | None,
+    config: Config,
+    store: Store,
+    engine: str = "auto",
+    *,
+    again: bool = False,
 ) -> StoredRun:
     """Keep a folder of tensors as a candidate run of the command's model, and return the run.
 
-    It holds what a compiled NxDI model captured, or is a dump; ``names`` is its name map. With
+    ``names`` is its name map, ``engine`` what wrote it (`layerparity.record.engines`). With
     ``again`` a run that holds the very same is taken. Raises UserError where nothing says what the
     model was fed, and where no tensor fits the model.
     """
     plan = plan_run(replace(config, kind=RunKind.candidate))
-    captured = is_capture(folder)
-    recorded = of_captures(folder, names, plan, store) if captured else of_dump(folder, names, plan)
+    recorded = of_folder(folder, names, plan, store, engine)
     _refuse_strange(recorded, plan)
     steps = decode_steps(recorded)
     inputs = fed(recorded, plan, steps)

@@ -45,7 +45,7 @@ def _kept(run: StoredRun, config: Config, store: Store) -> StoredRun:
     if run.id or run.files.is_run:
         return run
     names = Path(config.job.candidate_names).absolute() if config.job.candidate_names else None
-    return imported.keep(run.folder, names, config, store, again=True)
+    return imported.keep(run.folder, names, config, store, config.job.engine, again=True)
 
 
 def _golden_of(run: StoredRun, config: Config, store: Store) -> StoredRun:

@@ -12,6 +12,7 @@ from layerparity.anatomy.site import EMBEDDING, PREFILL, Site
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
+from layerparity.making import behind_norm
 from layerparity.making.dump_layout import DumpLayout, spec_of
 from layerparity.making.elsewhere import LOGITS, Recorded, fed, stamp
 from layerparity.making.same_tokens import GoldenOfTokens
@@ -24,8 +25,14 @@ from layerparity.numbers.rank_parts import (
     merge,
     sums_up,
 )
-from layerparity.record.captures.base import Captures, Given, read_captures
-from layerparity.record.name_map import read_map
+from layerparity.record.engines.base import (
+    PLAIN,
+    Captures,
+    Given,
+    engine_of,
+    read_captures,
+    title,
+)
 from layerparity.record.ranks import Disagreement, RankRecord, Sharding
 
 if TYPE_CHECKING:
@@ -38,30 +45,39 @@ _MENTIONED = 3
 _REPLICATED, _TERMS = Split(PartKind.REPLICATED), Split(PartKind.PARTIAL)
 
 
-def of_captures(folder: Path, names: Path | None, plan: RunPlan, store: Store) -> Recorded:
-    """Return what a capture folder holds: ranks merged, padded on the right as buckets are.
+def of_folder(
+    folder: Path, names: Path | None, plan: RunPlan, store: Store, engine: str = "auto"
+) -> Recorded:
+    """Return what an engine's folder holds, ranks merged.
 
     A golden of the same tokens helps where only values tell terms of a sum from replicas that
     disagree. Raises UserError for what cannot be put together, with the cure.
     """
-    said = read_map(names) if names is not None else {}
-    captures = read_captures(Given(folder, said, names, lambda: _rows_fed(folder, plan)))
-    merged = _Merged(captures, sizes_of(plan.checkpoint.config))
+    kind = engine_of(folder, names, engine)
+    sizes = sizes_of(plan.checkpoint.config)
+    given = Given(folder, names, lambda: _rows_fed(folder, plan), sizes)
+    captures = read_captures(given, kind)
+    merged = _Merged(captures, sizes)
+    tensors, behind = behind_norm.moved(merged, plan)
     identity = [f"{path.relative_to(folder)} {stamp(path)}" for path in captures.paths]
+    identity += sorted(f"{site} {each.name}" for site, each in captures.parts.items())
     recorded = Recorded(
         folder.name,
-        "capture",
-        merged,
+        captures.what,
+        tensors,
         text_digest("\n".join([*identity, str(sorted(captures.splits.items(), key=str))])),
-        skipped=merged.skipped,
-        sequences=_sequences(merged),
-        on_the_right=True,
-        notes=_notes(captures),
+        skipped={**merged.skipped, **behind},
+        sequences=_sequences(merged) if captures.on_the_right else 0,
+        on_the_right=captures.on_the_right,
+        notes=_notes(given, captures, kind),
     )
     if captures.ranks > 1:
         inputs = fed(recorded, plan, 0)
         layout = DumpLayout(
-            inputs.attention_mask, merged.sizes.head_dim, recorded.sequences, on_the_right=True
+            inputs.attention_mask,
+            merged.sizes.head_dim,
+            recorded.sequences,
+            on_the_right=captures.on_the_right,
         )
         merged.tell_terms(GoldenOfTokens(plan, store, inputs, layout))
     unsummed = [
@@ -85,15 +101,18 @@ def _rows_fed(folder: Path, plan: RunPlan) -> list[int]:
     return counts
 
 
-def _notes(captures: Captures) -> list[str]:
-    left = captures.ignored
-    if not left:
-        return [*captures.notes]
-    return [
-        *captures.notes,
-        f"{len(left)} captured modules have no site here: {', '.join(left[:3])}; a name map "
-        "(job.names=) can give them one",
-    ]
+def _notes(given: Given, captures: Captures, engine: str) -> list[str]:
+    notes = [] if engine == PLAIN else [f"{given.folder.name} is read as {title(engine)}"]
+    notes += captures.notes
+    if (left := captures.ignored) and engine == PLAIN:
+        told = given.map.name if given.map else ""
+        notes.append(f"{told} names no site for {len(left)} tensors: {', '.join(left[:3])}")
+    elif left:
+        notes.append(
+            f"{len(left)} captured modules have no site here: {', '.join(left[:3])}; a name map "
+            "(job.names=) can give them one"
+        )
+    return notes
 
 
 def _sequences(tensors: Mapping[Site, torch.Tensor]) -> int:
@@ -169,6 +188,9 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         stage = min(odd).place.stage if odd else ""
         return {site: self._odd(site) for site in odd if site.place.stage == stage}
 
+    def __contains__(self, site: object) -> bool:
+        return site in self.splits
+
     def __iter__(self) -> Iterator[Site]:
         return iter(self.splits)
 
@@ -199,7 +221,8 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         except ValueError as error:
             self.skipped[str(site)] = str(error)
             return None
-        if any(part.dim() < 2 and part.numel() <= 1 for part in parts):
+        bucket = self.captures.on_the_right
+        if bucket and any(part.dim() < 2 and part.numel() <= 1 for part in parts):
             self.skipped[str(site)] = "the module put nothing out: a placeholder was captured"
             return None
         _refuse_two_runs(site, parts)

@@ -33,15 +33,19 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Dumped:
-    """One tensor of a dump. ``key`` is its name in a file of several, empty where it is alone.
+    """One tensor of a dump. ``key`` is its name in a file of several, empty where it is bare.
+
+    It is None where the file holds one alone, by whatever name.
 
     ``names`` are what a name map may call it, the fullest first: path and key, or the path alone
-    where the file holds nothing else.
+    where the file holds nothing else. It is of a ``rank``, and of a ``step``: 0 is the prefill.
     """
 
     path: Path
-    key: str
+    key: str | None
     names: tuple[str, ...]
+    rank: int = 0
+    step: int = 0
 
 
 def find_tensors(folder: Path) -> list[Dumped]:
@@ -87,7 +91,7 @@ class DumpFiles:
     def __init__(self, tensors: Mapping[Any, Dumped]) -> None:
         self._keys: dict[Path, list[str]] = {}
         for each in tensors.values():
-            self._keys.setdefault(each.path, []).append(each.key)
+            self._keys.setdefault(each.path, []).append(each.key or "")
         self._opened: dict[Path, dict[str, torch.Tensor]] = {}
         self._archive = lru_cache(_OPEN)(NpzFile)
 
@@ -97,6 +101,8 @@ class DumpFiles:
         Raises UserError where it is damaged, or holds no real numbers.
         """
         path, key = dumped.path, dumped.key
+        if key is None:
+            return sole(path)
         if path.suffix == ".npy":
             return real(read_npy(path), path)
         if path.suffix == ".npz":
@@ -106,6 +112,14 @@ class DumpFiles:
             read = read_pt(path) if pt else read_tensors(path, self._keys[path], CURE)
             self._opened[path] = read
         return real(self._opened[path][key], path, key)
+
+
+def sole(path: Path) -> torch.Tensor:
+    """Return the tensor of a .pt file. Raises UserError where it holds none, or several."""
+    held = read_pt(path)
+    if len(held) != 1:
+        raise UserError(f"{path} holds {len(held)} tensors", "capture one module in a file.")
+    return real(next(iter(held.values())), path)
 
 
 def real(tensor: torch.Tensor, path: Path, name: str = "") -> torch.Tensor:

@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_json
-from layerparity.numbers.rank_parts import Split
-from layerparity.record.captures.base import Captures, Given, SiteFiles
+from layerparity.record.dump_files import Dumped
+from layerparity.record.engines.base import Captures, Given, by_name
 
+TITLE = "what a compiled NxDI model captured"
 _FILE = re.compile(
     r"captured_tensors_(?P<phase>cte|ctx|tkg)_step_(?P<step>\d+)_module_(?P<module>[\w.]+?)"
     r"[._](?P<end>in|out)puts?\.pt"
@@ -43,28 +43,18 @@ def read(given: Given) -> Captures:
     _refuse_other_versions(ranks)
     files = {rank: _files(where) for rank, where in ranks.items()}
     steps = _steps(folder, files[0])
-    found: dict[Site, SiteFiles] = {}
-    splits: dict[Site, Split] = {}
-    ignored: list[str] = []
-    for key in sorted(files[0]):
-        for rank, held in files.items():
-            if files[0].keys() != held.keys():
-                name = sorted(files[0].keys() ^ held.keys())[0]
-                raise UserError(
-                    f"{folder}: rank {rank} and rank 0 do not both hold {'.'.join(map(str, name))}",
-                    "copy every rank's files of one run.",
-                )
-        phase, step, module, end = key
-        site, split = given.site(f"{module}.{end}")
-        if site is None:
-            ignored.append(f"{module} ({end})")
-            continue
-        if split is not None:
-            splits[site] = split
-        # Two modules may put out one site's tensor: the outer one stands for both.
-        at = site.at_step(steps[phase, step])
-        found.setdefault(at, SiteFiles(tuple(held[key] for held in files.values())))
-    return Captures(found, len(ranks), tuple(dict.fromkeys(ignored)), splits)
+    tensors = []
+    for rank, held in files.items():
+        if files[0].keys() != held.keys():
+            name = sorted(files[0].keys() ^ held.keys())[0]
+            raise UserError(
+                f"{folder}: rank {rank} and rank 0 do not both hold {'.'.join(map(str, name))}",
+                "copy every rank's files of one run.",
+            )
+        for (phase, step, module, end), path in sorted(held.items()):
+            names = (f"{module}.{end}", *([module] if end == "out" else ()))
+            tensors.append(Dumped(path, None, names, rank, steps[phase, step]))
+    return by_name(given, tensors, {}, what="capture", on_the_right=True)
 
 
 _Key = tuple[str, int, str, str]
@@ -129,8 +119,8 @@ def _files(folder: Path) -> dict[_Key, Path]:
     return found
 
 
-def _steps(folder: Path, files: Mapping[_Key, Path]) -> dict[tuple[str, int], int | None]:
-    """Return the decode step of each phase and step, None for the prefill. UserError for two runs.
+def _steps(folder: Path, files: Mapping[_Key, Path]) -> dict[tuple[str, int], int]:
+    """Return the decode step of each phase and step, 0 for the prefill. UserError for two runs.
 
     A capture counts its steps on from the prefill, or anew: what comes first is the first.
     """
@@ -161,5 +151,5 @@ def _steps(folder: Path, files: Mapping[_Key, Path]) -> dict[tuple[str, int], in
                 f"{folder}: tkg steps {decodes[0]} and {step} do not both hold {module}",
                 "keep the files of one run.",
             )
-    numbered: dict[tuple[str, int], int | None] = {("cte", prefills[0]): None}
+    numbered: dict[tuple[str, int], int] = {("cte", prefills[0]): 0}
     return numbered | {("tkg", step): n for n, step in enumerate(decodes, 1)}

@@ -20,26 +20,28 @@ from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import reading
 from layerparity.ground.parse import parse_json
-from layerparity.record.captures._requests import (
+from layerparity.record.dump_files import sole
+from layerparity.record.engines._requests import (
     ModelPass,
     ServedChunk,
     ServedRequest,
     in_rows,
     requests_of,
 )
-from layerparity.record.captures.base import Captures, Given, SiteFiles, captured
+from layerparity.record.engines.base import Captures, Given, unwrapped
+from layerparity.record.tensor_source import SiteFiles
 
 if TYPE_CHECKING:
     import torch
 
     from layerparity.numbers.rank_parts import Split
 
+TITLE = "what a vLLM Neuron model captured"
 _PASS = re.compile(r"(?:prefill_s|decode_b)\d+_\d+", re.ASCII)
 _REPLICA = re.compile(r"dp\d+", re.ASCII)
 _RANK = re.compile(r"rank(\d+)\.pt", re.ASCII)
 # The model that is served, among those that captured; in older releases it has no folder.
 _TARGET = "target"
-_WRAPPED = re.compile(r"(?:language_model\.)?(?:model\.)?(?P<module>.*)")
 
 
 def matches(folder: Path) -> bool:
@@ -63,9 +65,7 @@ def read(given: Given) -> Captures:
     splits: dict[Site, Split] = {}
     ignored = []
     for module in _modules(given.folder, passes):
-        match = _WRAPPED.fullmatch(module)
-        assert match is not None, "any name is one"
-        site, split = given.site(f"{match['module']}.out")
+        site, split = given.site(f"{unwrapped(module)}.out")
         if site is None:
             ignored.append(module)
             continue
@@ -118,7 +118,7 @@ class RequestFiles(SiteFiles):
         """Return what each rank holds of a pass, of all its tokens, [token, ...]."""
         import torch
 
-        parts = [captured(_file(of, self.module, rank)) for rank in of.ranks]
+        parts = [sole(_file(of, self.module, rank)) for rank in of.ranks]
         tokens, own = len(of.positions), parts[0].shape[0] if parts[0].dim() else 0
         alike = all(part.dim() and part.shape[0] == own for part in parts)
         if alike and of.prefill and own * len(parts) == tokens and not self.last:
