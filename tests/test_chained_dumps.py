@@ -15,7 +15,9 @@ from conftest import Ended
 
 from layerparity.record.findings import Doubt, DoubtKind
 from layerparity.record.verdict import Outcome, Verdict
+from layerparity.report.answer import answer_of
 from layerparity.report.reasons import reason as why
+from layerparity.settings.config import DType
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.opening import open_store
 
@@ -249,6 +251,25 @@ def test_the_last_hidden_state_of_transformers_is_behind_the_norm(
     assert "layers.2:out" not in held
     assert "is behind the final norm" in manifest.skipped["layers.2:out"]
     assert "layers.2:out is left out: the tensor named so is behind" in ended.out
+
+
+@pytest.mark.parametrize("wrong", [("", 0), FAULT])
+def test_logits_alone_are_judged_by_a_chain_and_name_no_place(
+    judged: Callable[..., Verdict], tmp_path: Path, three_blocks: Path, wrong: tuple[str, int]
+) -> None:
+    """In float32, where a chain's rounding hides little; of the blocks nothing is claimed."""
+    tensors = chain(dtype=DType.float32, wrong=wrong, folder=three_blocks)
+    dump = write_dump(
+        tmp_path / "dump", tensors, lambda s: s.startswith(("embed_tokens:in", "lm_head:out"))
+    )
+    verdict = judged(dump)
+    assert not verdict.on_own_values
+    assert verdict.outcome is (Outcome.FAIL if wrong[0] else Outcome.PASS)
+    assert (verdict.whole.outcome is Outcome.PASS, verdict.whole.compared) == (False, 0)
+    if wrong[0]:
+        answer = answer_of(verdict, commands=())
+        assert answer is not None
+        assert "nothing between embed_tokens:in and it was judged" in answer.where
 
 
 def test_what_cannot_be_a_chain_is_refused(cli: Cli, store: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
 from layerparity.making import own_golden, steps
 from layerparity.ports.opening import open_backend
@@ -29,8 +30,15 @@ STORED = {
 }
 
 
-def candidate(**changes: Any) -> Any:
-    files = SimpleNamespace(is_run=True, read_config=lambda: STORED)
+BLOCK = ("layers.3.mlp:out",)
+
+
+def candidate(*sites: str, **changes: Any) -> Any:
+    """A run that recorded ``sites``, by default one of a block."""
+    held = SimpleNamespace(
+        records=[SimpleNamespace(site=Site.parse(each)) for each in sites or BLOCK]
+    )
+    files = SimpleNamespace(is_run=True, read_config=lambda: STORED, read_manifest=lambda: held)
     usual = {"id": "c" * 32, "name": "c", "finished": True, "status": "RUNNING", "files": files}
     made = {**usual, **changes}
     return SimpleNamespace(reference=made["id"], **made)
@@ -74,6 +82,11 @@ def test_it_shares_what_was_computed_and_nothing_of_how(made: list[dict[str, Any
             "inputs.run": "c" * 32,
         }
     ]
+
+
+def test_one_that_shows_no_block_is_given_a_chain_of_its_tokens(made: list[dict[str, Any]]) -> None:
+    goldens(candidate("embed_tokens:in", "lm_head:out"))
+    assert made[0]["feed"] == "chained"
 
 
 def test_where_it_runs_is_the_commands(made: list[dict[str, Any]]) -> None:

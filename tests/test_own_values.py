@@ -274,7 +274,7 @@ def test_one_that_cannot_be_is_refused(
         ((*own, "dtype=bfloat16", "kind=candidate"), "makes a golden"),
         ((*own, "dtype=bfloat16", "port=clean"), "makes a golden"),
         ((*own, "dtype=bfloat16", "port=clean", "kind=golden"), "of port=hf alone"),
-        ((*own, "dtype=bfloat16", "feed=chained"), "leave feed out"),
+        ((*own, *part[:2], "feed=chained", "start=1", "end=1"), "use scope=full"),
         ((*own[:2], "dtype=bfloat16", *own[-2:]), "is of another model"),
         (("job=compare", "job.own_inputs=true", "golden=the-golden"), "Leave one of them out"),
     )

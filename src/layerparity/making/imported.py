@@ -185,7 +185,16 @@ def _telling(sites: Iterable[Site]) -> list[Site]:
 
 
 def _scoped(recorded: Recorded, plan: RunPlan, config: Config) -> Config:
-    """Return keys with the longest run of blocks whose inputs were recorded as their scope."""
+    """Return keys with the longest run of blocks whose inputs were recorded as their scope.
+
+    Where nothing of the blocks was, a golden can only be a chain of its own.
+    """
+    if all(site.layer is None for site in recorded.tensors) and LOGITS in recorded.tensors:
+        console.note(
+            f"{recorded.name} shows nothing of the blocks: its logits are judged by a whole chain, "
+            "and what is wrong with them may be anywhere. Record layers.N:out of each block"
+        )
+        return replace(config, feed=FeedMode.chained)
     inputs = {*recorded.tensors, *same_elsewhere(recorded.tensors, plan.num_layers)}
     # Block 0 goes on from the embedding, which copies rows.
     fed = [n == 0 or Site.inside(n, ":in") in inputs for n in range(plan.num_layers)]

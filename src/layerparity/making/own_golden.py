@@ -11,7 +11,7 @@ from layerparity.making import imported, steps
 from layerparity.ports.opening import open_backend
 from layerparity.record.folder import CONFIG
 from layerparity.settings.command_keys import settings_of
-from layerparity.settings.config import LATEST, Config, RunKind
+from layerparity.settings.config import LATEST, Config, FeedMode, RunKind
 
 if TYPE_CHECKING:
     from layerparity.record.stored_run import StoredRun
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # What a golden shares with the candidate whose values it is fed.
 _SHARED = ("model", "dtype", "scope", "layer", "start", "end", "component", "generate")
+# A candidate that shows nothing of its blocks: a chain of the same tokens is its golden.
+_CHAINED = {"feed": FeedMode.chained.value}
 # What the command may say of a golden: where it runs, and what it computes beside itself.
 _OWN = ("attn_implementation", "backend", "device_map", "experts_implementation", "max_memory",
         "model", "offload_folder", "reference", "threads", "tracking")  # fmt: skip
@@ -63,4 +65,6 @@ def _golden_of(run: StoredRun, config: Config, store: Store) -> StoredRun:
         shared = {k: v for k, v in shared.items() if k.partition(".")[0] != "model"}
     here = {} if open_backend.affinity(config.backend.name).score > 1 else {"device_map": "cpu"}
     fed = {"kind": "golden", "inputs": "candidate", "inputs.run": run.reference}
+    if not any(each.site.layer is not None for each in run.files.read_manifest().records):
+        fed |= _CHAINED
     return steps.make(store, "", {**shared, **here, **own, **fed})

@@ -3,6 +3,9 @@
 Each value of the golden is then computed from the candidate's own values directly before it, so
 that a comparison judges one operation at a time. Where a candidate recorded no sites inside a
 block, the golden goes on by itself from what the block was fed.
+
+With feed=chained it is fed the candidate's tokens alone: what a candidate that shows nothing of its
+blocks ends with is held against a whole chain.
 """
 
 from __future__ import annotations
@@ -62,6 +65,8 @@ def prepare(settings: Settings, request: Request) -> Inputs:
         )
     sources = [RecordedRun.of(run) for run in runs]
     _refuse_unlike(sources, request)
+    if request.config.feed is FeedMode.chained:
+        return _tokens_of(sources, request, names_of(runs))
     manifests = [source.manifest for source in sources]
     if request.stages[0] == "layers.0" and any(each.record(TOKENS) for each in manifests):
         # A candidate whose blocks begin with the first was given tokens, and embedded them.
@@ -85,6 +90,18 @@ def prepare(settings: Settings, request: Request) -> Inputs:
         origin=" ".join(contents),
         capture=_with_more(manifests[0].capture),
     )
+
+
+def _tokens_of(sources: Sequence[RecordedRun], request: Request, names: str) -> Inputs:
+    """Return what a candidate was fed at the start of its chain. Raises UserError for none."""
+    recorded = RecordedInputs(sources, request, FeedMode.chained)
+    if request.stages[0] != EMBEDDING or not recorded.records:
+        raise UserError(
+            f"inputs=candidate feed=chained begins with the tokens of {names}",
+            "use scope=full, and a candidate that recorded embed_tokens:in.",
+        )
+    own = inputs_of(recorded, request, FeedMode.chained)
+    return replace(own, source="candidate", chosen=f"the tokens of candidate {names}")
 
 
 def _with_more(capture: SitePatterns) -> SitePatterns:
@@ -128,8 +145,6 @@ def _refuse_others(config: Config) -> None:
             "inputs=candidate replaces values inside blocks, and compiled ones have no inside: "
             "use backend.compile=false."
         )
-    if config.feed is FeedMode.chained:
-        raise UserError("inputs=candidate feeds each block its own values: leave feed out.")
 
 
 def _refuse_unlike(sources: Sequence[RecordedRun], request: Request) -> None:
