@@ -63,6 +63,15 @@ OPT = {
     "ffn_dim": 96,
     "word_embed_proj_dim": 64,
 }
+# The configurations of its parts are none of its own, and its experts' width follows from d_model.
+DBRX = {
+    "vocab_size": 300,
+    "d_model": 64,
+    "n_heads": 8,
+    "n_layers": 3,
+    "attn_config": {"kv_n_heads": 4, "clip_qkv": 0.5, "rope_theta": 10000.0},
+    "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+}
 MIXER = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 4}
 KNOWN: dict[str, dict[str, Any]] = {
     "mistral": {**DENSE, "sliding_window": 8},
@@ -98,6 +107,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     "gpt_bigcode": DENSE,
     "bloom": DENSE,
     "opt": OPT,
+    "dbrx": DBRX,
 }
 MIXED = {"jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8}}
 EAGER = ("gemma2", "gpt_oss", "vaultgemma", "mamba", "bloom")

@@ -328,7 +328,8 @@ def test_one_rank_alone_has_no_mistake_of_sharding(judged: Judged) -> None:
             "CPU mode on the CPU: use backend.runtime=xla_cpu, or leave it out.",
         ),
         ((f"port.model={CLASSES}llama.NeuronLama",), "has no class 'NeuronLama'"),
-        (("port.model=stand_in_inference.modules.moe.MoE",), "name the application class itself"),
+        (("port.model=stand_in_inference.modules.moe.MoE",), "application class of a whole model"),
+        ((f"port.model={CLASSES}model_base.NeuronBaseForCausalLM",), "runs text models alone"),
         (("port.model=null",), "port=nxdi runs a class of your own"),
         (
             ("tp_degree=2", "port.neuron_config={moe_ep_degree: 2}"),

@@ -126,6 +126,10 @@ def test_a_file_and_what_transformers_makes_of_it_say_the_same() -> None:
         plain, read = sizes_of(values), sizes_of(read_config(values))
         for name in ("hidden", "heads", "head_dim", "rotary_dims", "vocabulary", "windows"):
             assert getattr(plain, name) == getattr(read, name), (values, name)
+    parts = {"attn_config": {"kv_n_heads": 2}, "ffn_config": {"moe_num_experts": 8, "moe_top_k": 3}}
+    for values in ({**own, **parts}, read_config({"model_type": "dbrx", **own, **parts})):
+        said = sizes_of(values)
+        assert (said.kv_heads, said.experts, said.top_k, said.hidden) == (2, 8, 3, 64)
     assert sizes_of({}).head_dim == sizes_of({"hidden_size": "wide"}).hidden == 0
 
 

@@ -25,6 +25,9 @@ _HEADS: dict[str, Any] = {
 _SIZED = {**_HEADS, "head_dim": 16}
 _ONE_EACH = {**_HEADS, "num_key_value_heads": 6}
 _FOUR = {**_SIZED, "num_hidden_layers": 4}
+# A tower of one small block.
+_TOWER: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+_TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # Shorter than the longer row: what is left out of it shows.
 _WINDOWED = {**_FOUR, "sliding_window": 6}
 # transformers rounds what Gemma's embeddings are multiplied by, and they were trained with it so.
@@ -38,7 +41,8 @@ class Model:
     ``where`` is its first wrong place, ``rounded`` that in bfloat16 where it is another, and
     ``refused`` what is said of one that cannot be run; all are empty of a right one. ``degrees``
     are those of which that is so, of the usual ones. Where both are said, it cannot be run at
-    ``degrees``, and is wrong at the others.
+    ``degrees``, and is wrong at the others. What is ``no_text`` model alone transformers makes
+    whole, and its golden is refused already.
     """
 
     source: str
@@ -50,10 +54,17 @@ class Model:
     rounded: str = ""
     refused: str = ""
     degrees: tuple[int, ...] = (1, 2, 4)
+    no_text: bool = False
 
 
 def _main(name: str, target: str, sizes: dict[str, Any], family: str = "", **more: Any) -> Model:
     return Model(MAIN, name, family or name, f"{name}.modeling_{target}", sizes, **more)
+
+
+def _tower(
+    name: str, target: str, sizes: dict[str, Any], family: str = "", refused: str = "text_config"
+) -> Model:
+    return _main(name, target, sizes, family, refused=refused, no_text=True)
 
 
 def _contrib(
@@ -101,6 +112,21 @@ MODELS = (
         },
         refused="down_proj_blocks",
     ),
+    _main(
+        "dbrx",
+        "dbrx.NeuronDbrxForCausalLM",
+        {
+            **_HEADS,
+            # The width of its experts follows from this name alone.
+            "d_model": 96,
+            # transformers' own scale, where a small one would clip nothing.
+            "initializer_range": 0.1,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+            # Only there are its experts counted.
+            **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok")),
+        },
+    ),
     # Its configuration is that of the model with a tower.
     _main(
         "llama4",
@@ -108,6 +134,74 @@ MODELS = (
         {**_FOUR, "intermediate_size_mlp": 192, "interleave_moe_layer_step": 2},
         family="llama4_text",
         refused="text_config",
+    ),
+    # An attention alone: no model, no application and no converter stand beside it.
+    _main(
+        "deepseek",
+        "deepseek.DeepseekV3Attention",
+        {},
+        family="deepseek_v3",
+        refused="its module has 0 applications",
+    ),
+    # Text models beside towers, which no run by stages takes; whisper hears and has no text alone.
+    _tower(
+        "qwen2_vl",
+        "qwen2_vl.NeuronQwen2VLForCausalLM",
+        {
+            "text_config": {**_HEADS, **_TOKENS},
+            "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 96, "num_heads": 2},
+        },
+    ),
+    _tower(
+        "qwen3_vl",
+        "qwen3_vl.NeuronQwen3VLForCausalLM",
+        {
+            "text_config": {**_SIZED, **_TOKENS},
+            "vision_config": {
+                **_TOWER,
+                "depth": 1,
+                "num_heads": 2,
+                "out_hidden_size": 96,
+                "deepstack_visual_indexes": [0],
+            },
+        },
+    ),
+    _tower(
+        "pixtral",
+        "pixtral.NeuronPixtralForCausalLM",
+        {
+            "text_config": {**_SIZED, **_TOKENS, "model_type": "mistral"},
+            "vision_config": {**_TOWER, "model_type": "pixtral", "num_attention_heads": 2},
+        },
+        family="llava",
+    ),
+    _tower(
+        "mllama",
+        "mllama.NeuronMllamaForCausalLM",
+        {
+            "text_config": {**_HEADS, **_TOKENS, "cross_attention_layers": [1]},
+            "vision_config": {
+                **_TOWER,
+                "num_global_layers": 1,
+                "attention_heads": 2,
+                "intermediate_layers_indices": [0],
+                "vision_output_dim": 64,
+            },
+        },
+    ),
+    _tower(
+        "whisper",
+        "whisper.NeuronApplicationWhisperDecoder",
+        {
+            **_TOKENS,
+            "d_model": 96,
+            "vocab_size": 320,
+            "decoder_start_token_id": 1,
+            **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+            **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 6),
+            **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 192),
+        },
+        refused="embed_positions",
     ),
     # Its code has two stored scalars as numbers.
     _contrib("Apertus-8B-Instruct-2509", "apertus", "apertus.NeuronApertusForCausalLM", _SIZED),

@@ -158,10 +158,14 @@ class Block:
     def branches(self) -> tuple[str, ...]:
         """The modules that compute what a block adds to its residual stream, in order.
 
-        They are the block's own children that hold modules: attention, MLP, a mixer of states.
+        They are the block's own children that hold modules: attention, MLP, a mixer of states; by
+        the names that their outputs go by.
         """
         inner = dict.fromkeys(n.module.partition(".")[0] for n in self.nodes if "." in n.module)
-        return tuple(sorted(inner, key=self.rank_of_module)) or ("self_attn", "mlp")
+        outs = [each for each in self.nodes if each.local.endswith(":out")]
+        names = {each.module: each.local.removesuffix(":out") for each in outs}
+        children = sorted(inner, key=self.rank_of_module)
+        return tuple(names.get(each, each) for each in children) or ("self_attn", "mlp")
 
     def lacks(self, node: Node, seen: Seen) -> bool:
         """Say whether the block has no such value: optional, never heard of, its neighbour seen."""

@@ -57,12 +57,12 @@ class Derived:
 class Tap:
     """Where a site is observed in a block: a module's input or output, or the attention interface.
 
-    ``module`` is the path inside the block; ``pick`` the element of a tuple; ``attention`` the name
-    of an argument at the attention interface (``query``, ``key`` or ``context``). ``heads_first``
-    says that the module works on [batch, head, token, channel]. ``follows`` are the taps of the
-    same call of a module that this one is computed from. A ``branch`` is what a block adds to its
-    residual stream, under a name of the family's own: it is wanted wherever ``mlp:out`` is.
-    ``derived`` stands where the tensor is no element of the output.
+    ``module`` is the path inside the block; ``pick`` the element of a tuple, or which argument an
+    input is; ``attention`` the name of an argument at the attention interface (``query``, ``key``
+    or ``context``). ``heads_first`` says that the module works on [batch, head, token, channel].
+    ``follows`` are the taps of the same call of a module that this one is computed from. A
+    ``branch`` is what a block adds to its residual stream, under a name of the family's own: it is
+    wanted wherever ``mlp:out`` is. ``derived`` stands where the tensor is no element of the output.
     """
 
     local: str

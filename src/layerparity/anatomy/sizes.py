@@ -11,8 +11,13 @@ from typing import Any
 
 # How many experts a block routes between, by whatever name.
 EXPERT_KEYS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_TOP_K = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_topk", "moe_k")
-_EXPERT_INTERMEDIATE = ("moe_intermediate_size", "expert_ffn_hidden_size")
+_TOP_K = (
+    *("num_experts_per_tok", "num_experts_per_token", "top_k_experts"),
+    *("moe_topk", "moe_k", "moe_top_k"),
+)
+_EXPERT_INTERMEDIATE = ("moe_intermediate_size", "expert_ffn_hidden_size", "ffn_hidden_size")
+# Configurations within one that describe a part of every block, as DBRX has them.
+_PARTS = ("attn_config", "ffn_config")
 _WINDOWED = "sliding_attention"
 # The types of blocks, as transformers names them, that keep a state of one size, or nothing.
 _WITHOUT_KEYS = ("linear_attention", "mamba", "conv", "moe", "mlp")
@@ -70,7 +75,7 @@ def sizes_of(config: Any) -> ModelSizes:
     return ModelSizes(
         hidden=hidden,
         heads=heads,
-        kv_heads=_first(readers, "num_key_value_heads") or heads,
+        kv_heads=_first(readers, "num_key_value_heads", "kv_n_heads") or heads,
         head_dim=head_dim,
         rotary_dims=_rotary_dims(readers, head_dim),
         intermediate=intermediate,
@@ -84,11 +89,17 @@ def sizes_of(config: Any) -> ModelSizes:
 
 
 def _readers(config: Any) -> Sequence[Any]:
-    """Return what to ask for a size: the text model's part, or one part for each unlike block."""
+    """Return what to ask for a size: the text model's part, or one part for each unlike block.
+
+    Behind the text model's stand those of its parts that have a configuration of their own.
+    """
     if isinstance(config, Mapping):
-        return (config.get("text_config") or config,)
-    text = config.get_text_config()
-    return list(text.per_layer_config) if text.is_heterogeneous else (text,)
+        text = config.get("text_config") or config
+    else:
+        text = config.get_text_config()
+        if text.is_heterogeneous:
+            return list(text.per_layer_config)
+    return (text, *(part for name in _PARTS if (part := _value(text, name))))
 
 
 def _first(readers: Iterable[Any], *names: str) -> int:

@@ -28,12 +28,17 @@ _NONSENSE = (ArithmeticError, RuntimeError, ValueError, LookupError, TypeError, 
 def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     """Return transformers' configuration of an architecture. Raises UserError for unknown ones."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     values = {key: _decoded(value) for key, value in values.items()}
     # FP8 weights are given their values while they are read: the modules are the usual ones.
     weight_types.block_of({"quantization_config": values.pop("quantization_config", None)})
     model_type = known_type(values.pop("model_type", None))
+    # By its own names: what an architecture makes of its sizes, it makes before it takes others.
+    own = getattr(CONFIG_MAPPING[model_type], "attribute_map", {})
+    values = {
+        own.get(key, key): value for key, value in values.items() if own.get(key) not in values
+    }
     try:
         return AutoConfig.for_model(model_type, **values)
     except (*_NONSENSE, StrictDataclassError) as error:

@@ -131,6 +131,12 @@ def import_named(target: str, paths: tuple[str, ...]) -> Application:
 def _application_of(found: Any, module: ModuleType) -> Application:
     """Return the application that a class is, or belongs to."""
     if hasattr(found, "_model_cls") and hasattr(found, CONVERTER):
+        if found._model_cls is None:
+            raise UserError(
+                f"{found.__name__} is of no single model (_model_cls), as one with towers is, and "
+                "port=nxdi runs text models alone",
+                "name the application class of its text model.",
+            )
         return Application(found)
     known = [
         each
@@ -146,6 +152,6 @@ def _application_of(found: Any, module: ModuleType) -> Application:
         raise UserError(
             f"port.model names {found.__name__}, and its module has {len(own)} applications with "
             f"{CONVERTER} that it could belong to",
-            "name the application class itself.",
+            "name the application class of a whole model.",
         )
     return Application(own[0], layer=found)

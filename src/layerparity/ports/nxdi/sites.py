@@ -20,6 +20,7 @@ from layerparity.numbers.rank_parts import TERM, WHOLE, PartKind, RankShare
 from layerparity.ports.nxdi import weighing
 from layerparity.ports.observed.watched import SEEN, Watched, element
 
+_MLPS = ("mlp", "block_sparse_moe", "feed_forward", "moe", "ffn")
 # What NxDI's models call a module of a block, by its canonical name; the first that exists counts.
 NAMES: dict[str, tuple[str, ...]] = {
     "input_layernorm": ("input_layernorm",),
@@ -29,14 +30,9 @@ NAMES: dict[str, tuple[str, ...]] = {
     "self_attn.k_norm": ("self_attn.k_norm", "self_attn.k_layernorm"),
     "self_attn.o_proj": ("self_attn.o_proj", "attention.o_proj", "attn.o_proj"),
     "post_attention_layernorm": ("post_attention_layernorm",),
-    "mlp": ("mlp", "block_sparse_moe", "feed_forward", "moe"),
-    "mlp.gate": ("mlp.router", "block_sparse_moe.router", "feed_forward.router", "moe.router"),
-    "mlp.experts": (
-        "mlp.expert_mlps",
-        "block_sparse_moe.expert_mlps",
-        "feed_forward.expert_mlps",
-        "moe.expert_mlps",
-    ),
+    "mlp": _MLPS,
+    "mlp.gate": tuple(f"{each}.router" for each in _MLPS),
+    "mlp.experts": tuple(f"{each}.expert_mlps" for each in _MLPS),
 }
 # The method of NxDI's attention that returns queries, keys and values as attention reads them, and
 # the one of its experts that returns what weighs each expert's output.

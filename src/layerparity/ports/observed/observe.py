@@ -157,15 +157,16 @@ def watched(module: nn.Module, tap: Tap, meet: Meet) -> Iterator[None]:
         return
 
     def at_input(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        # The first argument, however it was passed.
-        name, value = next(iter(named.items()), ("", None))
-        value = args[0] if args else value
+        # By its place among the arguments, however they were passed.
+        given, place = [*args, *named.values()], tap.pick or 0
+        value = given[place] if place < len(given) else None
         if not isinstance(value, torch.Tensor):
             return None
         answer = meet(tap, value)
         if answer is value:
             return None
-        return ((answer, *args[1:]), named) if args else (args, {**named, name: answer})
+        given[place] = answer
+        return tuple(given[: len(args)]), dict(zip(named, given[len(args) :], strict=True))
 
     def at_output(owner: nn.Module, _: Any, output: Any) -> Any:
         derived = tap.derived
