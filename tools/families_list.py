@@ -53,6 +53,7 @@ EXPERTS = (
     "olmoe",
     "glm4_moe",
     "mimo_v2_flash",
+    "dbrx",
 )
 STATES = (
     "mamba",
@@ -92,6 +93,13 @@ SIZES: dict[str, dict[str, Any]] = {
     # As the larger ones: E2B and E4B have embeddings for each block, and are refused.
     "gemma4_text": {"head_dim": 24, "global_head_dim": 24, "hidden_size_per_layer_input": 0},
     "gptj": {"rotary_dim": 8},
+    # The width of its experts follows from d_model alone, and only in ffn_config are they counted.
+    "dbrx": {
+        "d_model": 96,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.0, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 8, "moe_top_k": 2},
+        **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok")),
+    },
     # Of eight, the prompt's tokens leave one out.
     "gpt_oss": {"num_local_experts": 4},
     "deepseek_v2": {
