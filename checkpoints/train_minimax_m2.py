@@ -504,6 +504,11 @@ def save(model: MiniMaxM2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder
     config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
     # What is run of it shows small bugs where nobody says a type.
     config["dtype"] = "float32"
+    # Keys of the published one that other engines ask for: attention everywhere, no shared experts,
+    # and no modules that predict more tokens.
+    config["attn_type_list"] = [1] * config["num_hidden_layers"]
+    config["shared_intermediate_size"] = 0
+    config |= {"num_mtp_modules": 0, "mtp_transformer_layers": 1, "use_mtp": False}
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     for written in folder.iterdir():
         written.chmod(0o644)  # safetensors makes a file that only its owner can read

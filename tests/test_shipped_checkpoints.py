@@ -240,6 +240,10 @@ def test_config_is_a_small_minimax_m2(shipped: Shipped, config: dict[str, Any]) 
         "use_qk_norm": True,
         "scoring_func": "sigmoid",
         "use_routing_bias": True,
+        # What mlx-lm and others ask for.
+        "attn_type_list": [1] * shipped.blocks,
+        "shared_intermediate_size": 0,
+        "use_mtp": False,
     }
     assert {name: config.get(name) for name in expected} == expected
     # Two fields that say how much is rotated could disagree.
