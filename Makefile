@@ -20,7 +20,7 @@ WORKERS ?= 5
 export PYTHONDONTWRITEBYTECODE :=
 COMPILED := torch, torch.export, transformers.modeling_utils, mlflow.store.tracking.sqlalchemy_store
 
-.PHONY: help demo docs test test-native fuzz test-faults mutants check lint type house format ui screenshots constraints clean
+.PHONY: help demo docs test test-native test-engines fuzz test-faults mutants check lint type house format ui screenshots constraints clean
 
 # The first target is what a bare "make" does.
 demo: .venv/ready
@@ -33,6 +33,7 @@ help:
 	@echo "make ui            browse the runs in MLflow"
 	@echo "make test          set up what tests need, and run them"
 	@echo "make test-native   the native Neuron runtime's tests, with a newer torch"
+	@echo "make test-engines  litgpt, mlx-lm, ONNX Runtime and msprobe, really run"
 	@echo "make check         layout, rules, types, and the tests that a small change can reach"
 	@echo "make docs          build the site of docs/ into build/site"
 	@echo "make lint type     what a commit must pass besides;  make format mends the layout"
@@ -50,6 +51,10 @@ test: .venv/ready
 test-native: .venv-native/ready
 	.venv-native/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/native \
 		tests/test_runtime_contract.py tests/test_neuron_flavour.py
+
+# Engines that run on a CPU, each with its own dumper, and what we make of what they wrote.
+test-engines: .venv-engines/ready
+	.venv-engines/bin/python -m pytest -n 2 --dist loadfile tests/engines
 
 # Damaged words and files for whatever we parse; each input follows from SEED and its number.
 SEED ?= 0
@@ -122,14 +127,24 @@ screenshots: .venv/ready
 		--constraint constraints.txt torch==2.13.0 pytest pytest-timeout pytest-xdist --editable .
 	touch $@
 
+.venv-engines/ready: pyproject.toml constraints.txt tests/engines/overrides.txt
+	$(FOUND) -m venv .venv-engines
+	.venv-engines/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt uv
+	.venv-engines/bin/python -m uv pip install --quiet --python .venv-engines/bin/python \
+		--constraint constraints.txt --overrides tests/engines/overrides.txt \
+		torch==2.13.0 --editable '.[engines]'
+	touch $@
+
 # Exact pins for everything but torch, its CUDA packages and torch_xla, which pyproject.toml pins, and
 # what is AWS's own.
 constraints:
 	$(UV) pip compile --quiet --upgrade --no-emit-index-url --no-annotate --no-header \
-		$(patsubst %,--extra %,xla joblib slurm team docs dev) --overrides overrides.txt pyproject.toml --output-file constraints.new
+		$(patsubst %,--extra %,xla joblib slurm team docs dev engines) --overrides overrides.txt \
+		--overrides tests/engines/overrides.txt pyproject.toml --output-file constraints.new
 	grep -vE '^(torch|torch-xla|triton|nvidia-.*|cuda-.*)==' constraints.new > constraints.txt
 	$(BIN)/python -m pip freeze | grep '^uv==' >> constraints.txt
 	rm constraints.new
 
 clean:
-	rm -rf .venv .venv-native build .mypy_cache .ruff_cache
+	rm -rf .venv .venv-native .venv-engines build .mypy_cache .ruff_cache

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,8 +63,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 ROOT = Path(__file__).resolve().parents[1]
 # What a process of its own is given where six blocks tell what 62 would.
 SMALL = "model=tiny_minimax_m2"
-# `make test-native` runs these, with a newer torch than torch_xla loads with.
-collect_ignore = [] if (numbers(version("torch")) or (0, 0)) >= NATIVE_TORCH else ["native"]
+# `make test-native` and `make test-engines` run these, with a newer torch than torch_xla wants.
+_NEWER = (numbers(version("torch")) or (0, 0)) >= NATIVE_TORCH
+collect_ignore = [*([] if _NEWER else ["native"]), *([] if find_spec("litgpt") else ["engines"])]
 # Workers take files in this order, the others after them: what takes longest comes first, so that
 # no worker is left with it when the other has nothing to do.
 LONGEST = (

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError
+from layerparity.ground.parse import parse_yaml
 from layerparity.record.dump_files import Dumped
 from layerparity.record.engines.base import PLAIN, Given, read_captures
 from layerparity.record.name_map import Names, match, pattern_of
@@ -150,3 +152,20 @@ def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=said):
             values(tmp_path, names, a=wide)
+
+
+def test_the_page_s_map_is_read_as_it_says() -> None:
+    page = (ROOT / "docs/how-to/engines.md").read_text(encoding="utf-8")
+    names = parse_yaml(page.split("```yaml\n")[1].split("```")[0])
+    # What it cuts in pieces has to be there.
+    del names["hidden_states[:, {n}]"]
+    held = ("step_2/rank0/model.layers.4/0", "step_2/rank0/model.layers.4/1", "5.LlamaAttention",
+            "qkv_proj.1", "gate_up_proj.1", "logits_1")  # fmt: skip
+    found = match(names, dump(*held), MAP)
+    assert {str(site): ranks[0].name for site, ranks in found.sites.items()} == {
+        "layers.4:out@decode.2": f"{held[0]} + {held[1]}",
+        "layers.3.self_attn:out": held[2],
+        **{f"layers.1.self_attn.{each}_proj:out": f"{each} of {held[3]}" for each in "qkv"},
+        **{f"layers.1.mlp.{each}_proj:out": f"{each} of {held[4]}" for each in ("gate", "up")},
+        "lm_head:out": held[5],
+    }

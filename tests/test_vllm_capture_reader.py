@@ -225,8 +225,8 @@ def test_tokens_of_other_replicas_are_no_site(folder: Path) -> None:
 
 def test_a_folder_of_modules_without_a_site_is_refused(folder: Path) -> None:
     for path in [*folder.rglob(NORM), *folder.rglob(BLOCK)]:
-        path.rename(path.with_name(f"transformer.{path.name}"))
-    assert read(folder, 3, 6).ignored == ("transformer.model.layers.0", "transformer.model.norm")
+        path.rename(path.with_name(f"talker.{path.name}"))
+    assert read(folder, 3, 6).ignored == ("talker.model.layers.0", "talker.model.norm")
     for path in folder.glob("dp0/*"):
         for name in ("a", "b"):
             shutil.copytree(path / HEAD, path / name)

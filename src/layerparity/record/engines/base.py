@@ -93,14 +93,29 @@ COMMON: Names = {
         for end in ("in", "out")
     },
 }
-_WRAPPED = re.compile(r"(?:(?:language_)?model\.)*(?P<module>.+)")
+_WRAPPED = re.compile(r"(?:(?:language_model|model|transformer|gpt_neox|decoder)\.)*(?P<module>.+)")
+# What engines call a block's modules, and those around, in the words of `COMMON`.
+_SAME = (
+    (re.compile(r"^(?:h|blocks)\.(?=\d)"), "layers."),
+    (re.compile(r"^(?:wte|embed_in|word_embeddings)(?=\.)"), "embed_tokens"),
+    (re.compile(r"^(?:ln_f|final_layernorm|final_layer_norm)(?=\.)"), "norm"),
+    (re.compile(r"(?<=\d\.)(?:attn|attention|self_attention)(?=\.)"), "self_attn"),
+    (re.compile(r"(?<=\d\.)(?:ln_1|norm_1)(?=\.)"), "input_layernorm"),
+    (re.compile(r"(?<=\d\.)(?:ln_2|norm_2)(?=\.)"), "post_attention_layernorm"),
+)
 _RANKS = "copy every rank's files of one run."
 
 
 def unwrapped(module: str) -> str:
-    """Return a module's path without what models are wrapped in: ``model.language_model.``."""
+    """Return a module's end in the words of `COMMON`, without what models are wrapped in.
+
+    ``transformer.h.3.attn.out`` is ``layers.3.self_attn.out``.
+    """
     found = _WRAPPED.fullmatch(module)
-    return found["module"] if found else module
+    plain = found["module"] if found else module
+    for pattern, word in _SAME:
+        plain = pattern.sub(word, plain)
+    return plain
 
 
 @dataclass(frozen=True)
