@@ -5,8 +5,8 @@
     with recording(model, to="recorded"):
         model(input_ids)
 
-The folder is judged by ``job=compare job.own_inputs=true candidate=recorded``. This needs torch and
-safetensors alone: ``pip install --no-deps layerparity`` is enough where the engine runs.
+The folder is judged by ``job=compare job.own_inputs=true candidate=recorded``. This needs torch
+alone: ``pip install --no-deps layerparity`` is enough where the engine runs.
 """
 
 from __future__ import annotations

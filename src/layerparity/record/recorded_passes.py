@@ -48,7 +48,7 @@ _POSITIONS = ("positions", "position_ids")
 
 
 @dataclass
-class _Pass:
+class _OpenPass:
     """One call of the model: what it was given, and what was seen of it by key.
 
     ``real`` says which of [row, token] are no padding, None where none is. ``rows`` are numbers of
@@ -79,7 +79,7 @@ class RecordedPasses:
         rows: Sequence[int] | None,
         splits: Mapping[str, str],
     ) -> None:
-        self.now: _Pass | None = None
+        self.now: _OpenPass | None = None
         self.unseen: dict[str, str] = {}
         self._folder, self._rank, self._ranks, self._wanted = folder, rank, ranks, passes
         self._rows, self._splits = list(rows) if rows is not None else None, splits
@@ -111,7 +111,7 @@ class RecordedPasses:
         ids: torch.Tensor | None,
         positions: torch.Tensor | None,
         kwargs: Mapping[str, object],
-    ) -> _Pass:
+    ) -> _OpenPass:
         """Return a pass of such tokens, and take note of where the context now stands."""
         shape = ids.shape if ids is not None else _shape(positions, kwargs)
         if positions is not None and positions.shape != shape:
@@ -124,7 +124,7 @@ class RecordedPasses:
         if self._sequences and same and not first:
             self._step += 1
             rows = [1] * self._sequences if self._packed else None
-            return _Pass(0, self._step, ids, positions, rows, None)
+            return _OpenPass(0, self._step, ids, positions, rows, None)
         rows = self._said_rows(shape, positions, kwargs) if len(shape) == 1 else None
         real = _mask(kwargs.get("attention_mask"), shape)
         if real is not None:
@@ -132,7 +132,7 @@ class RecordedPasses:
             rows = [int(count) for count in real.sum(-1)]
         self._packed = rows is not None
         self._step, self._sequences = 0, len(rows) if rows is not None else shape[0]
-        return _Pass(0, 0, ids, positions, rows, real)
+        return _OpenPass(0, 0, ids, positions, rows, real)
 
     def _said_rows(
         self, shape: torch.Size, positions: torch.Tensor | None, kwargs: Mapping[str, object]
@@ -287,7 +287,7 @@ def _lengths(kwargs: Mapping[str, object]) -> Iterator[list[int]]:
             yield told if name == "seq_lens" else [end - start for start, end in ends]
 
 
-def _laid(tensor: torch.Tensor, made: _Pass) -> torch.Tensor:
+def _laid(tensor: torch.Tensor, made: _OpenPass) -> torch.Tensor:
     """Return what has an axis of sequences without it, where these stand one behind the other."""
     if made.rows is None or tensor.dim() < 2:
         return tensor
@@ -303,7 +303,7 @@ def _laid(tensor: torch.Tensor, made: _Pass) -> torch.Tensor:
     return tensor.flatten(0, 1) if tensor.shape[:2] == (count, 1) else tensor
 
 
-def _by_row(tensor: torch.Tensor | None, made: _Pass) -> list[list[int]]:
+def _by_row(tensor: torch.Tensor | None, made: _OpenPass) -> list[list[int]]:
     """Return ids or positions of each sequence."""
     if tensor is None:
         return []
