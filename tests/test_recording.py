@@ -184,6 +184,22 @@ def test_a_mistake_is_named_with_its_block_and_component(
     assert failing == {int(where.split(".")[1].partition(":")[0])}
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
+def test_a_mistake_of_decode_steps_alone_is_named(
+    judged: Judge, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = engine(made("llama"), torch.bfloat16)
+
+    def late(out: torch.Tensor) -> torch.Tensor:
+        return out * 1.05 if out.shape[1] == 1 else out
+
+    with wrong(model, "model.layers.1.self_attn", late):
+        folder = recorded(model, tmp_path / "recorded", steps=2)
+    verdict = judged(folder, made("llama"))
+    failing = {str(row.site) for row in verdict.rows if row.outcome is Outcome.FAIL}
+    assert failing == {f"layers.1.self_attn:out@decode.{step}" for step in (1, 2)}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.usefixtures("no_mistakes_tried")
 def test_packed_rows_and_pairs_as_vllm_has_them(
@@ -236,6 +252,19 @@ def test_sequences_padded_on_the_left(judged: Judge, tmp_path: Path, pad: int) -
     assert verdict.outcome is Outcome.PASS, (verdict.where, verdict.counts, verdict.coverage.doubts)
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
+def test_logits_are_those_that_the_model_scales(judged: Judge, tmp_path: Path) -> None:
+    """Not what the head puts out, where the model hands out what it makes of that."""
+    model = engine(folders.cohere(tmp_path / "model"))
+    recorded(model, tmp_path / "right", steps=1)
+    assert "logits" in told(tmp_path / "right")["seen"]
+    verdict = judged(tmp_path / "right", tmp_path / "model")
+    assert verdict.outcome is Outcome.PASS, (verdict.where, verdict.counts)
+    with wrong(model, "lm_head", lambda out: out * 2):
+        recorded(model, tmp_path / "wrong", steps=1)
+    assert judged(tmp_path / "wrong", tmp_path / "model").where == "lm_head:out"
+
+
 def two_ranks(model: nn.Module, folder: Path, **keys: Any) -> None:
     """Record as two ranks do that hold one half of the MLP's inner channels each."""
     served(model, steps=0)
@@ -285,7 +314,7 @@ HOLES: dict[str, tuple[Callable[[str], bool], str]] = {
     "around": (lambda key: ".layers." not in key and key != "input_ids", "model.norm"),
     "embedding": (lambda key: ".embed_tokens." in key, "model.embed_tokens"),
     "norm": (lambda key: ".norm." in key, "model.norm"),
-    "head": (lambda key: key.startswith("lm_head"), "lm_head"),
+    "head": (lambda key: key.startswith(("lm_head", "logits")), "lm_head"),
 }
 
 
@@ -391,6 +420,18 @@ def test_a_module_that_is_called_twice_is_left_out(tmp_path: Path) -> None:
     with recording(model, to=tmp_path / "toy", sites=["*"]):
         model(IDS)
     assert told(tmp_path / "toy")["unseen"] == {"mlp.out": "one pass calls it more than once"}
+
+
+def test_a_pass_that_the_engine_broke_off_is_left_out(tmp_path: Path) -> None:
+    model = Toy()
+    with recording(model, to=tmp_path / "toy"):
+        model(IDS)
+        with pytest.raises(TypeError):
+            model(None)
+        model(IDS[:, :1])
+    description = told(tmp_path / "toy")
+    assert [each["file"][:10] for each in description["passes"]] == ["pass-00000", "pass-00002"]
+    assert description["notes"] == ["the engine broke pass 1 off, which is left out"]
 
 
 def test_what_cannot_be_recorded_is_refused(

@@ -23,8 +23,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from layerparity.ground.errors import UserError
-from layerparity.record.dump_format import PASS_FILE, description_of
-from layerparity.record.engine_modules import Ends, asked, input_of, outputs_of
+from layerparity.record.dump_format import LOGITS, PASS_FILE, description_of
+from layerparity.record.engine_modules import Ends, asked, head, input_of, outputs_of
 from layerparity.record.recorded_passes import RecordedPasses
 
 # Modules whose calls are being recorded, by id.
@@ -104,6 +104,10 @@ def _hooks(model: nn.Module, ends: Ends, kept: RecordedPasses) -> Iterator[Remov
         kept.begin(args, kwargs)
 
     def end(module: nn.Module, args: object, output: object) -> None:
+        # A model may scale or cap what its head puts out.
+        logits = getattr(output, LOGITS, None)
+        if isinstance(logits, torch.Tensor) and any(map(head, ends)):
+            kept.see(LOGITS, "out", logits)
         kept.end()
 
     yield model.register_forward_pre_hook(begin, with_kwargs=True)

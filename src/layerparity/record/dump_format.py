@@ -13,6 +13,8 @@ from dataclasses import dataclass
 KEY, VERSION = "layerparity_dump", 1
 PREFILL, DECODE = "prefill", "decode"
 IDS = "input_ids"
+# What a model itself puts out, where it says so.
+LOGITS = "logits"
 PASS_FILE = re.compile(r"pass-\d{5}-rank-(\d{5})\.safetensors", re.ASCII)
 DUMP_FILE = re.compile(r"dump(?:\.rank-[1-9]\d*)?\.json", re.ASCII)
 

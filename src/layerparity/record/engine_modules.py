@@ -84,6 +84,11 @@ def block(name: str) -> bool:
     return _BLOCK.fullmatch(name) is not None
 
 
+def head(name: str) -> bool:
+    """Say whether a module makes logits of hidden states."""
+    return name.rpartition(".")[2] == "lm_head"
+
+
 def gate(name: str) -> bool:
     """Say whether a module is a router."""
     return _ROUTER.fullmatch(name) is not None

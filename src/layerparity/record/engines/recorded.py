@@ -14,6 +14,7 @@ from layerparity.record.dump_files import Dumped
 from layerparity.record.dump_format import (
     DUMP_FILE,
     IDS,
+    LOGITS,
     PASS_FILE,
     DumpDescription,
     description_of,
@@ -37,9 +38,11 @@ _USUAL = {
 }
 _TABLE = {
     IDS: "embed_tokens:in",
-    "logits_processor.out": "lm_head:out",
+    **{f"{each}.out": "lm_head:out" for each in (LOGITS, "logits_processor")},
     **{f"layers.{{n}}.mlp.gate.{e}": f"layers.{{n}}.mlp.gate:{e}" for e in ("choices", "weights")},
 }
+# What a model makes logits of, which it may scale or cap.
+_HEAD = "lm_head.out"
 _SHOWN = 3
 
 
@@ -64,9 +67,11 @@ def read(given: Given) -> Captures:
             path = given.folder / each.file
             if PASS_FILE.fullmatch(each.file) is None or not path.is_file():
                 raise UserError(f"{given.folder} lacks {each.file}", "copy every file of it.")
+            keys = tensor_names(path, AGAIN)
             tensors += [
                 Dumped(path, key, (_usual(key), key), rank, each.step)
-                for key in tensor_names(path, AGAIN)
+                for key in keys
+                if _usual(key) != _HEAD or f"{LOGITS}.out" not in keys
             ]
     rows, notes = dumps[0].passes[0].rows, _notes(dumps[0])
     captures = by_name(given, tensors, _TABLE, notes=notes, rows=rows, what="recording")
