@@ -59,6 +59,14 @@ def gpt_oss(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return _save(GptOssConfig(**settings), folder, seed)
 
 
+def cohere(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Cohere: attention and MLP side by side; the model scales its logits."""
+    from transformers import CohereConfig
+
+    settings = {**SHARED, "intermediate_size": 96, "logit_scale": 0.5, **changes}
+    return _save(CohereConfig(**settings), folder, seed)
+
+
 def qwen3(folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Qwen3, dense: queries and keys are normed by head; the head has weights of its own."""
     from transformers import Qwen3Config

@@ -1,8 +1,9 @@
 """Layer-by-layer numerical parity between two machines that run the same language model.
 
 ``run``, ``compare``, ``bisect``, ``open_run``, ``open_comparison`` and ``open_bisection`` are what
-a Python program calls; `layerparity.cli.python` describes them. They are imported when first used,
-so that importing this package costs nothing; type checkers read ``__init__.pyi``.
+a Python program calls; `layerparity.cli.python` describes them. `layerparity.recording` records
+what an engine computes, and needs torch alone. They are imported when first used, so that importing
+this package costs nothing; type checkers read ``__init__.pyi``.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ _PUBLIC = {
     **dict.fromkeys(("Bisection", "Comparison", "Run"), "layerparity.report.notebook"),
     "UserError": "layerparity.ground.errors",
 }
+_RECORDING = "recording"
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for."""
+    if name == _RECORDING:
+        # A module that may be called, and so a name that means one thing whoever imported it.
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_PUBLIC[name]), name)
@@ -33,4 +38,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """Return what is here, and the public names that were not asked for yet."""
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*globals(), *_PUBLIC, _RECORDING})

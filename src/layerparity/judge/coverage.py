@@ -91,7 +91,10 @@ def whole_model(
     judged = [row for row in rows if row.outcome in DECIDED]
     touched = {row.site.layer for row in judged} - {None}
     compared = {row.site.layer for row in judged if _is_block_output(row.site)}
-    parts = {row.site.component for row in judged if row.site.layer is None}
+    # What a stage was fed says nothing of what it makes of it.
+    parts = {
+        row.site.component for row in judged if row.site.layer is None and row.site.end != "in"
+    }
     absent = tuple(name for name in _ENDS if name not in parts)
     unrun = tuple(unexercised(rows))
     whole = len(compared) >= num_layers and not absent and not unrun

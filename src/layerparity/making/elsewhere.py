@@ -40,7 +40,8 @@ class Recorded:
 
     ``what`` is a word for it, ``identity`` all that tells it from another one. ``skipped`` says why
     what was recorded at a site is left out. Rows ``on_the_right`` are padded behind their tokens,
-    up to ``sequences`` of them; 0 where no sequence pads. ``notes`` are for whoever imports it.
+    up to ``sequences`` of them; 0 where no sequence pads. ``rows`` are their numbers of tokens, as
+    far as these are known. ``notes`` are for whoever imports it.
     ``replicas`` are what an odd rank held at some sites, in place of what most ranks held.
     """
 
@@ -51,6 +52,7 @@ class Recorded:
     skipped: Mapping[str, str] = field(default_factory=dict)
     sequences: int = 0
     on_the_right: bool = False
+    rows: Sequence[int] = ()
     notes: Sequence[str] = ()
     ranks: RankRecord = field(default_factory=RankRecord)
     replicas: Mapping[Site, torch.Tensor] = field(default_factory=dict)
@@ -129,13 +131,16 @@ def fed(recorded: Recorded, plan: RunPlan, steps: int) -> Inputs:
 def _from_ids(recorded: Recorded, ids: torch.Tensor, request: Request) -> Inputs:
     """Return recorded token ids, [batch, token] or [token] of any whole type, as a batch.
 
-    Behind the last real token of a row on the right stand ids that pad.
+    Behind the last real token of a row on the right stand ids that pad, by nothing but their number
+    unless it says how many tokens its rows have.
     """
     import torch
 
     rows: list[list[int]] = torch.atleast_2d(ids.long()).flatten(0, -2).tolist()
     pad = pad_of(request.model)
-    for row in rows if recorded.on_the_right else ():
+    if len(recorded.rows) == len(rows):
+        rows = [row[:count] for row, count in zip(rows, recorded.rows, strict=True)]
+    for row in rows if recorded.on_the_right and not recorded.rows else ():
         while len(row) > 1 and row[-1] == pad:
             row.pop()
     check_length(rows, request, f"{recorded.name}")

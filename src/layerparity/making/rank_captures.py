@@ -69,6 +69,7 @@ def of_folder(
         skipped={**merged.skipped, **behind},
         sequences=_sequences(merged) if captures.on_the_right else 0,
         on_the_right=captures.on_the_right,
+        rows=captures.rows,
         notes=_notes(given, captures, kind),
     )
     if captures.ranks > 1:

@@ -125,7 +125,8 @@ class Captures:
     ``splits`` are the sites, without their step, of which a name map says how they are split.
     ``ignored`` are modules without a site; ``ranks`` says how many ranks there are, ``notes`` what
     is to be known of the folder. ``also`` are files that say what others hold. Rows
-    ``on_the_right`` are padded behind their tokens. ``what`` is a word for such a folder.
+    ``on_the_right`` are padded behind their tokens; ``rows`` are their numbers of tokens, where
+    that is known. ``what`` is a word for such a folder.
     """
 
     parts: Mapping[Site, SiteFiles]
@@ -136,6 +137,7 @@ class Captures:
     also: tuple[Path, ...] = ()
     on_the_right: bool = True
     what: str = "capture"
+    rows: tuple[int, ...] = ()
 
     @property
     def paths(self) -> list[Path]:
@@ -225,6 +227,7 @@ def by_name(
         tuple(notes),
         on_the_right=on_the_right or rows is not None,
         what=what,
+        rows=tuple(rows or ()),
     )
 
 

@@ -1,0 +1,87 @@
+"""What ranks say of what they recorded: descriptions that are whole, and of one run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import read_json
+from layerparity.record.dump_format import (
+    KEY,
+    PREFILL,
+    VERSION,
+    DumpDescription,
+    DumpedPass,
+    description_of,
+)
+
+AGAIN = "record it again into an empty folder"
+_HEAD = re.compile(rf'\s*{{\s*"{KEY}"\s*:\s*(\d+)')
+
+
+def version_of(path: Path) -> str:
+    """Return the version that a description begins with; empty where it is none of ours."""
+    with path.open("rb") as file:
+        found = _HEAD.match(file.read(256).decode(errors="replace"))
+    return found[1] if found else ""
+
+
+def descriptions(folder: Path) -> list[DumpDescription]:
+    """Return the description of each rank. Raises UserError."""
+    dumps: list[DumpDescription] = []
+    while not dumps or len(dumps) < dumps[0].ranks:
+        rank, path = len(dumps), folder / description_of(len(dumps))
+        if not path.is_file():
+            raise UserError(
+                f"{folder} holds passes of a recording that has not ended: no {path.name}",
+                "wait until the block of each rank is left; if its process died, record again.",
+            )
+        if (version := version_of(path)) != str(VERSION):
+            raise UserError(
+                f"{path} is a recording of version {version or 'none'}, and {VERSION} is read here",
+                f"{AGAIN}, with this version of layerparity.",
+            )
+        dumps.append(read_json(path, DumpDescription, AGAIN))
+        first, own = _run(dumps[0]), _run(dumps[-1])
+        for what in (each for each in first if first[each] != own[each]):
+            raise UserError(
+                f"{folder}: rank 0 and rank {rank} have other {what}, and are ranks of two runs",
+                "record all ranks of one run into an empty folder.",
+            )
+    if [each.rank for each in dumps] != [*range(len(dumps))] or not dumps[0].passes:
+        raise UserError(f"{folder} has no pass, or files of other ranks", f"{AGAIN}.")
+    return dumps
+
+
+def _run(dump: DumpDescription) -> dict[str, object]:
+    """Return what is the same on every rank of a run."""
+    return {
+        "engines": (dump.engine, dump.engine_version, dump.torch, dump.layerparity),
+        "numbers of ranks": dump.ranks,
+        "passes": [(each.phase, each.step, each.rows) for each in dump.passes],
+        "token ids": [each.ids for each in dump.passes],
+        "positions": [each.positions for each in dump.passes],
+    }
+
+
+def refuse_more(folder: Path, passes: Sequence[DumpedPass]) -> None:
+    """Raise UserError for passes that are not one prefill from position 0, and its steps."""
+    first, *others = passes
+    cure = "record one prompt, from its first token on (passes=range(...))"
+    if first.phase != PREFILL:
+        raise UserError(f"{folder} begins with decode step {first.step}", f"{cure}.")
+    if any(row and min(row) > 0 for row in first.positions):
+        raise UserError(
+            f"{folder} begins behind position 0: what stands before was cached",
+            f"switch prefix caching off, and {cure}.",
+        )
+    for each in others:
+        if each.phase == PREFILL:
+            begun = any(row and min(row) > 0 for row in each.positions)
+            what = "a second piece of a prefill" if begun else "a second prefill"
+            raise UserError(
+                f"{folder}: {each.file} is {what}",
+                f"{'switch chunked prefill off' if begun else cure}.",
+            )

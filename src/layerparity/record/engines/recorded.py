@@ -1,0 +1,113 @@
+"""What ``layerparity.recording`` wrote: files of passes, and a description of each rank's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.ground.files import tensor_names
+from layerparity.numbers.rank_parts import Split
+from layerparity.record.dump_files import Dumped
+from layerparity.record.dump_format import (
+    DUMP_FILE,
+    IDS,
+    LOGITS,
+    PASS_FILE,
+    DumpDescription,
+    description_of,
+)
+from layerparity.record.engines._descriptions import AGAIN, descriptions, refuse_more, version_of
+from layerparity.record.engines.base import Captures, Given, by_name
+from layerparity.record.name_map import split_of
+from layerparity.record.tensor_source import SiteSources
+
+TITLE = "what layerparity.recording wrote"
+_OUTER = re.compile(r"(?:(?:model|language_model|transformer|decoder|module)\.)*")
+# What some models call the parts of a block, and what others do.
+_USUAL = {
+    r"^(?:h|blocks)\.(?=\d)": "layers.",
+    r"^(?:ln_f|final_layernorm)\.": "norm.",
+    r"^(layers\.\d+)\.(?:self_attention|attention|attn)\.": r"\1.self_attn.",
+    r"^(layers\.\d+)\.(?:block_sparse_moe|feed_forward|moe)\.": r"\1.mlp.",
+    r"^(layers\.\d+\.mlp)\.router\.": r"\1.gate.",
+    r"^(layers\.\d+)\.ln_1\.": r"\1.input_layernorm.",
+    r"^(layers\.\d+)\.ln_2\.": r"\1.post_attention_layernorm.",
+}
+_TABLE = {
+    IDS: "embed_tokens:in",
+    **{f"{each}.out": "lm_head:out" for each in (LOGITS, "logits_processor")},
+    **{f"layers.{{n}}.mlp.gate.{e}": f"layers.{{n}}.mlp.gate:{e}" for e in ("choices", "weights")},
+}
+# What a model makes logits of, which it may scale or cap.
+_HEAD = "lm_head.out"
+_SHOWN = 3
+
+
+def matches(folder: Path) -> bool:
+    """Say whether a folder holds a description of ours, or passes of a recording."""
+    names = [each.name for each in folder.iterdir()]
+    ours = any(DUMP_FILE.fullmatch(each) and version_of(folder / each) for each in names)
+    return ours or any(PASS_FILE.fullmatch(each) for each in names)
+
+
+def read(given: Given) -> Captures:
+    """Return what was recorded.
+
+    Raises UserError where a recording did not end, a rank or a file is missing, ranks are of two
+    runs, or the passes are more than a prefill and the steps after it.
+    """
+    dumps = descriptions(given.folder)
+    refuse_more(given.folder, dumps[0].passes)
+    tensors = []
+    for rank, dump in enumerate(dumps):
+        for each in dump.passes:
+            path = given.folder / each.file
+            if PASS_FILE.fullmatch(each.file) is None or not path.is_file():
+                raise UserError(f"{given.folder} lacks {each.file}", "copy every file of it.")
+            keys = tensor_names(path, AGAIN)
+            tensors += [
+                Dumped(path, key, (_usual(key), key), rank, each.step)
+                for key in keys
+                if _usual(key) != _HEAD or f"{LOGITS}.out" not in keys
+            ]
+    rows, notes = dumps[0].passes[0].rows, _notes(dumps[0])
+    captures = by_name(given, tensors, _TABLE, notes=notes, rows=rows, what="recording")
+    also = tuple(given.folder / description_of(rank) for rank in range(len(dumps)))
+    said = _splits(captures, dumps[0], also[0])
+    return replace(captures, splits={**said, **captures.splits}, also=also)
+
+
+def _usual(key: str) -> str:
+    """Return a key as most models call it."""
+    name = _OUTER.sub("", key, count=1)
+    for pattern, usual in _USUAL.items():
+        name = re.sub(pattern, usual, name)
+    return name
+
+
+def _splits(captures: Captures, dump: DumpDescription, path: Path) -> dict[Site, Split]:
+    """Return how sites lie on the ranks, as the recorder was told."""
+    found = {}
+    for site, held in captures.parts.items():
+        assert isinstance(held, SiteSources), "tensors by name are such"
+        key = held.sources[0].operands[0].dumped.key
+        split = split_of(dump.splits.get(key or "", "").split(), path)
+        if split is not None:
+            found[Site(site.path, site.end)] = split
+    return found
+
+
+def _notes(dump: DumpDescription) -> list[str]:
+    """Return what is to be known: what recorded it, and what it never saw."""
+    told = f"{dump.engine} {dump.engine_version}".strip()
+    notes = [f"recorded of {told} with torch {dump.torch}, mostly in {dump.dtype}", *dump.notes]
+    whys: dict[str, list[str]] = {}
+    for key, why in dump.unseen.items():
+        whys.setdefault(why, []).append(key)
+    for why, keys in whys.items():
+        more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+        notes.append(f"never seen: {', '.join(keys[:_SHOWN])}{more} ({why})")
+    return notes
