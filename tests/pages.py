@@ -20,6 +20,7 @@ NAMES = (
     "how-to/generation",
     "how-to/invariance",
     "how-to/compare",
+    "how-to/engines",
     "how-to/record",
     "explanation/verdicts",
     "how-to/audit",
