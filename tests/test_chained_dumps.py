@@ -147,6 +147,26 @@ def test_a_right_stream_passes(
     assert passed == {*range(3)}
 
 
+def test_an_embedding_that_nobody_saw_leaves_a_doubt(
+    judged: Callable[..., Verdict], clean: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """Block 0 is fed what the dump says that it was: a wrong embedding would be right there."""
+    seen = {site: value for site, value in clean.items() if "@" not in site}
+    seen["layers.0:in"] = seen["embed_tokens:out"]
+    for name, lost, outcome in (
+        ("with", "", Outcome.PASS),
+        ("without", "embed_tokens:out", Outcome.INCONCLUSIVE),
+    ):
+        dump = write_dump(
+            tmp_path / name,
+            seen,
+            lambda site, lost=lost: site != lost and (usual(site) or site == "layers.0:in"),
+        )
+        verdict = judged(dump)
+        assert verdict.outcome is outcome
+        assert (Doubt(DoubtKind.EMBEDDING, {}) in verdict.coverage.doubts) == bool(lost)
+
+
 @pytest.mark.usefixtures("no_mistakes_tried")
 def test_a_plain_comparison_of_chains_cannot_tell(
     cli: Cli,

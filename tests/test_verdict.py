@@ -252,6 +252,7 @@ DOUBTS = (
     Doubt(DoubtKind.DECODING, {"max_new_tokens": 3}),
     Doubt(DoubtKind.ATTENTION, {}),
     Doubt(DoubtKind.BLOCK_ENDS, {"layers": [0, 1, 2]}),
+    Doubt(DoubtKind.EMBEDDING, {}),
 )
 CAUTIONS = tuple(
     Caution(kind, "golden", {name: f"<{name}>" for name in sorted(names)})
@@ -309,6 +310,8 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "attention does not show; use a text of several words",
         "layers 0..2: what the block puts out was nowhere seen (:out, or the next block's :in): a "
         "wrong residual add does not show",
+        "layer 0 was fed the candidate's own layers.0:in, and embed_tokens:out was not compared: a "
+        "wrong embedding does not show; record embed_tokens:out",
         "The sweep night ended as KILLED: what did not finish was not compared.",
     ]
 

@@ -207,6 +207,10 @@ def _doubts(seen: Coverage, rows: Sequence[Row]) -> Iterator[Doubt]:
     open_ended = _open_ended(rows)
     if open_ended:
         yield Doubt(DoubtKind.BLOCK_ENDS, {"layers": open_ended})
+    decided = {str(row.site) for row in rows if row.outcome in DECIDED}
+    # Of what ran from tokens on: what block 0 is fed may be what a wrong embedding gave out.
+    if {"embed_tokens:in", "layers.0:in"} <= decided and "embed_tokens:out" not in decided:
+        yield Doubt(DoubtKind.EMBEDDING, {})
     vary = seen.texts is None or seen.texts.vary or (seen.texts.vary_decoding and seen.decoded)
     if not vary and any(each.judged for each in seen.classes):
         yield Doubt(DoubtKind.ATTENTION, {})

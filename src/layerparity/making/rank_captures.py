@@ -358,6 +358,8 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             for what in ("proj", "norm")
         }
         widths |= {"self_attn:context": sizes.heads * sizes.head_dim}
+        inside = ("gate_proj:out", "up_proj:out", "down_proj:in")
+        widths |= {f"mlp.{each}": sizes.intermediate for each in inside}
         return {**widths, "mlp.gate:logits": sizes.experts}.get(name, sizes.hidden)
 
 

@@ -205,22 +205,7 @@ def read_pt(path: Path) -> dict[str, torch.Tensor]:
     """
     import torch
 
-    try:
-        packed = zipfile.is_zipfile(path)
-    except zipfile.BadZipFile as error:
-        raise damaged(path, error, CURE) from error
-    if packed:
-        _archive(path).close()
-    try:
-        held = torch.load(path, map_location="cpu", weights_only=True, mmap=packed)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"{path} is a pickle that would run code, or none at all, and is not opened",
-            f"{_SAVE}.",
-        ) from error
-    except Exception as error:
-        # Opcodes of a damaged pickle raise what they like.
-        raise _no_numbers(path, error, "torch.save") from error
+    held = held_in(path)
     try:
         tensors = _once(path, _flat("", held, {}))
     except RecursionError as error:
@@ -237,6 +222,32 @@ def read_pt(path: Path) -> dict[str, torch.Tensor]:
         # One number, seen again and again, may pose as more than any memory holds.
         _refuse_large(path, tensor.numel() * tensor.element_size())
     return tensors
+
+
+def held_in(path: Path) -> object:
+    """Return what a .pt file holds, containers and all; `read_pt` looks at its tensors.
+
+    Raises UserError where a pickle needs code, or claims more than there is memory.
+    """
+    import torch
+
+    try:
+        packed = zipfile.is_zipfile(path)
+    except zipfile.BadZipFile as error:
+        raise damaged(path, error, CURE) from error
+    if packed:
+        _archive(path).close()
+    try:
+        held: object = torch.load(path, map_location="cpu", weights_only=True, mmap=packed)
+        return held
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{path} is a pickle that would run code, or none at all, and is not opened",
+            f"{_SAVE}.",
+        ) from error
+    except Exception as error:
+        # Opcodes of a damaged pickle raise what they like.
+        raise _no_numbers(path, error, "torch.save") from error
 
 
 def _flat(name: str, held: object, known: dict[int, int]) -> Iterator[tuple[str, torch.Tensor]]:

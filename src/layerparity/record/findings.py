@@ -80,6 +80,7 @@ class DoubtKind(StrEnum):
     DECODING = "decoding"
     ATTENTION = "attention"
     BLOCK_ENDS = "block_ends"
+    EMBEDDING = "embedding"
 
 
 # The names of the values that each kind has. ``names`` are classes of layers, ``experts`` numbers.
@@ -90,6 +91,7 @@ DOUBT_VALUES = {
     DoubtKind.DECODING: {"max_new_tokens"},
     DoubtKind.ATTENTION: set(),
     DoubtKind.BLOCK_ENDS: {"layers"},
+    DoubtKind.EMBEDDING: set(),
 }
 
 

@@ -74,6 +74,19 @@ def caution_text(caution: Caution) -> str:
     return _CAUTIONS[caution.kind].format(side=caution.side, **values)
 
 
+# What is said of doubts without values.
+_ALWAYS = {
+    DoubtKind.ATTENTION: (
+        "no text has two different tokens: no query had two keys to choose from, and a wrong "
+        "attention does not show; use a text of several words"
+    ),
+    DoubtKind.EMBEDDING: (
+        "layer 0 was fed the candidate's own layers.0:in, and embed_tokens:out was not compared: a "
+        "wrong embedding does not show; record embed_tokens:out"
+    ),
+}
+
+
 def doubt_text(doubt: Doubt, coverage: Coverage) -> str:
     """Return what was never exercised; ``coverage`` is what the doubt is of."""
     values = doubt.values
@@ -99,11 +112,8 @@ def doubt_text(doubt: Doubt, coverage: Coverage) -> str:
             f"layer{'s' if len(layers) > 1 else ''} {ranges(layers)}: what the block puts out was "
             "nowhere seen (:out, or the next block's :in): a wrong residual add does not show"
         )
-    if doubt.kind is DoubtKind.ATTENTION:
-        return (
-            "no text has two different tokens: no query had two keys to choose from, and a wrong "
-            "attention does not show; use a text of several words"
-        )
+    if doubt.kind in _ALWAYS:
+        return _ALWAYS[doubt.kind]
     asked = values["max_new_tokens"]
     return f"generate.max_new_tokens={asked} was asked for, and no decode step was compared"
 
