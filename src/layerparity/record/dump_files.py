@@ -57,7 +57,7 @@ def find_tensors(folder: Path) -> list[Dumped]:
         relative = path.relative_to(folder)
         inside(folder, relative.as_posix(), CURE)
         stem = relative.with_suffix("").as_posix()
-        keys = [""] if path.suffix == ".npy" else _names(path)
+        keys = [""] if path.suffix == ".npy" else names_in(path)
         alone = (stem,) if len(keys) == 1 else ()
         tensors += [
             Dumped(path, key, (f"{stem}/{key}", *alone) if key else (stem,)) for key in keys
@@ -75,8 +75,11 @@ def find_tensors(folder: Path) -> list[Dumped]:
     return tensors
 
 
-def _names(path: Path) -> list[str]:
-    """Return the names of a file's tensors; one that holds a bare tensor has an empty one."""
+def names_in(path: Path) -> list[str]:
+    """Return the names of a file's tensors; one that holds a bare tensor has an empty one.
+
+    Raises UserError for a file that is damaged.
+    """
     if path.suffix == ".safetensors":
         return tensor_names(path, CURE)
     return list(NpzFile(path).names if path.suffix == ".npz" else read_pt(path))
