@@ -64,11 +64,10 @@ def read(given: Given) -> Captures:
             f"{given.folder} holds no hidden state {lost[1]} of pass {lost[0]}",
             f"{_CURE}.",
         )
-    blocks = len(given.sizes.windows) if given.sizes else 0
-    if blocks and count != blocks + 1:
+    if given.blocks and count != given.blocks + 1:
         raise UserError(
-            f"{given.folder} holds {count} hidden states, and a model of {blocks} blocks "
-            f"gives {blocks + 1}",
+            f"{given.folder} holds {count} hidden states, and a model of {given.blocks} blocks "
+            f"gives {given.blocks + 1}",
             "save all of them, or say in a name map (job.names=) which they are.",
         )
     table = {**_TABLE, **_chosen(rest, states)}

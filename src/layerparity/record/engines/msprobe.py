@@ -37,13 +37,6 @@ _ROUTERS: Names = {
     for gate in ("gate", "router")
     for at, end in enumerate(("logits", "weights", "choices"))
 }
-# Where a norm gives out the stream as well, blocks return it and what is still to be added to it.
-_PAIRS: Names = {
-    "layers.{n}.out/0 + layers.{n}.out/1": "layers.{n}:out",
-    "layers.{n}.input_layernorm.out/1": "layers.{n}:in",
-    "layers.{n}.post_attention_layernorm.out/1": "layers.{n}.post_attention_layernorm:in",
-    "norm.out/1": "norm:in",
-}
 
 
 def matches(folder: Path) -> bool:
@@ -83,7 +76,7 @@ def read(given: Given) -> Captures:
         own = (step, int(match["call"]))
         tensors.append(Dumped(path, None, names, ranks[rank], number[own]))
     notes = [f"{weights} weights that msprobe dumped are not looked at"] if weights else []
-    table = {**_ROUTERS, **(_PAIRS if pairs else {})}
+    table = {**_ROUTERS, **(given.stream() if pairs else {})}
     return by_name(given, tensors, table, notes=notes)
 
 

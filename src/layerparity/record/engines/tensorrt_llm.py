@@ -9,27 +9,18 @@ as there are any. The arguments alone are saved as ``input`` too, so that the re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from layerparity.ground.errors import UserError
 from layerparity.record.dump_files import Dumped
 from layerparity.record.engines.base import Captures, Given, by_name
-from layerparity.record.name_map import Names
 
 TITLE = "what TensorRT-LLM's debug hook dumped"
 _FILE = re.compile(r"(?P<module>\d+\.\w+(?:-\d+\.\w+)*)-(?P<end>in|out)put\.(?P<at>\w+)\.pt")
 _RANK = re.compile(r"rank(\d+)", re.ASCII)
 # Arguments of blocks and norms, in the order in which what they return takes their names.
 _ARGUMENTS = ("position_ids", "hidden_states", "attn_metadata", "residual")
-# A block returns its own output, or the next one's input already normed, and the stream.
-_PAIR: Names = {"layers.{n}.out/0 + layers.{n}.out/1": "layers.{n}:out"}
-_NORMED: Names = {"layers.{n}.out/1": "layers.{n}:out"}
-_TABLE: Names = {
-    "layers.{n}.input_layernorm.out/1": "layers.{n}:in",
-    "layers.{n}.post_attention_layernorm.out/1": "layers.{n}.post_attention_layernorm:in",
-    "norm.out/1": "norm:in",
-}
 _Path = tuple[tuple[int, str], ...]
 _Files = dict[_Path, dict[str, dict[str, Path]]]
 
@@ -54,78 +45,72 @@ def read(given: Given) -> Captures:
                 module = tuple((int(count), name) for count, name in parts)
                 ends = files.setdefault(module, {"in": {}, "out": {}})
                 ends[found["end"]][found["at"]] = path
-        blocks = len(given.sizes.windows) if given.sizes else 0
-        named = list(_modules(where, files, blocks))
-        normed = normed or any(behind for *_, behind in named)
-        rank = int(where.name.removeprefix("rank"))
-        for module, step, name, _ in named:
+        for module, step, name, behind in _modules(where, files, given.blocks):
+            rank, normed = int(where.name.removeprefix("rank")), normed or behind
             tensors += list(_tensors(files[module], name, rank, step))
-    table = {**(_NORMED if normed else _PAIR), **_TABLE}
-    return by_name(given, tensors, table, rows=_rows(given))
+    table = given.stream("layers.{n}.out/1") if normed else given.stream()
+    return by_name(given, tensors, table, rows=given.rows())
 
 
 def _tensors(ends: dict[str, dict[str, Path]], name: str, rank: int, step: int) -> Iterator[Dumped]:
     """Yield what one call of a module returned, and the tokens that an embedding was given."""
     block = name.rpartition(".")[2].isdecimal()
     for number, at in enumerate(sorted(ends["out"].keys() - ends["in"].keys(), key=_order)):
-        path = ends["out"][at]
-        alone = (f"{name}.out",) if number == 0 and not block else ()
+        path, alone = ends["out"][at], (f"{name}.out",) if number == 0 and not block else ()
         yield Dumped(path, None, (f"{name}.out/{number}", *alone, path.stem), rank, step)
     for path in list(ends["in"].values())[:1] if name == "embed_tokens" else ():
         yield Dumped(path, None, (f"{name}.in", path.stem), rank, step)
 
 
-def _order(name: str) -> tuple[int, int, str]:
-    if name.isdecimal():
-        return 2, int(name), name
-    return (0, _ARGUMENTS.index(name), name) if name in _ARGUMENTS else (1, 0, name)
+def _order(name: str) -> tuple[int, str]:
+    known = name in _ARGUMENTS
+    return _ARGUMENTS.index(name) if known else len(name) + 99 * name.isdecimal() + 9, name
 
 
 def _modules(where: Path, files: _Files, blocks: int) -> Iterator[tuple[_Path, int, str, bool]]:
     """Yield each module with its pass, its name, and whether it is a norm behind a block's MLP."""
     models = sorted({path[:-1] for path in files if path[-1][1].endswith("DecoderLayer")})
     for step, model in enumerate(models):
-        inside = _inside(files, model)
-        layers = [path for path in inside if path[-1][1].endswith("DecoderLayer")]
+        layers = [p for p in _inside(files, model) if p[-1][1].endswith("DecoderLayer")]
         if blocks and len(layers) != blocks:
             raise UserError(
                 f"{where} holds {len(layers)} blocks of a pass, and the model has {blocks}",
                 "copy every file of one run, dumped without a filter of blocks.",
             )
-        for path in inside:
-            if path < layers[0] and "Embedding" in path[-1][1]:
-                yield path, step, "embed_tokens", False
-            elif path > layers[-1] and "Norm" in path[-1][1]:
-                yield path, step, "norm", False
+        for path in _inside(files, model):
+            ahead = path < layers[0]
+            if path not in layers and ("Embedding" if ahead else "Norm") in path[-1][1]:
+                yield path, step, "embed_tokens" if ahead else "norm", False
         for n, layer in enumerate(layers):
             yield layer, step, f"layers.{n}", False
-            last = n == len(layers) - 1
-            after = "norm" if last else f"layers.{n + 1}.input_layernorm"
+            after = f"layers.{n + 1}.input_layernorm" if layer < layers[-1] else "norm"
             for path, name in _of_block(files, layer):
                 yield path, step, f"layers.{n}.{name}" if name else after, not name
-        until = models[step + 1] if step + 1 < len(models) else ((1 << 62, ""),)
-        for path in files:
-            if model < path < until and len(path) == len(model) and "LMHead" in path[-1][1]:
-                yield path, step, "lm_head", False
+    for path in files:
+        if path > models[0] and "LMHead" in path[-1][1]:
+            yield path, sum(each < path for each in models) - 1, "lm_head", False
 
 
 def _of_block(files: _Files, layer: _Path) -> Iterator[tuple[_Path, str]]:
     """Yield a block's modules with their names; a norm behind its MLP has none."""
-    seen = ""
-    for path in _inside(files, layer):
+    modules = _inside(files, layer)
+    # Without attention nothing tells which norm is which, until the MLP.
+    seen = "" if any("Attention" in each[-1][1] for each in modules) else "?"
+    for path in modules:
         kind = path[-1][1].lower()
-        inside = [(each, each[-1][1].lower()) for each in _inside(files, path)]
-        linear = [each for each, own in inside if own.endswith(("linear", "gate", "router"))]
+        inside = _inside(files, path)
+        linear = [e for e in inside if e[-1][1].lower().endswith(("linear", "gate", "router"))]
         if "attention" in kind:
             seen = "self_attn"
             ends = {"qkv_proj": linear[:1], "o_proj": linear[-1:]} if len(linear) > 1 else {}
         elif "norm" in kind:
             norms = {"": "input_layernorm", "self_attn": "post_attention_layernorm", "mlp": ""}
-            yield path, norms[seen]
+            if seen in norms:
+                yield path, norms[seen]
             continue
         else:
             seen = "mlp"
-            experts = [each for each, own in inside if "moe" in own]
+            experts = [each for each in inside if "moe" in each[-1][1].lower()]
             gated = {"gate_up_proj": linear[:1], "down_proj": linear[-1:]} if linear[1:] else {}
             ends = {"gate": linear[:1], "experts": experts[:1]} if "moe" in kind else gated
         yield path, seen
@@ -136,11 +121,3 @@ def _inside(files: _Files, holder: _Path) -> list[_Path]:
     """Return the modules that one calls itself, in their order."""
     depth = len(holder)
     return sorted(each for each in files if len(each) == depth + 1 and each[:depth] == holder)
-
-
-def _rows(given: Given) -> Sequence[int] | None:
-    """Return how many tokens each sequence has; None where only the dump itself may say it."""
-    try:
-        return given.fed()
-    except UserError:
-        return None

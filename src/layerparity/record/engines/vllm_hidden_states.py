@@ -56,7 +56,7 @@ def _layers(given: Given, tensors: list[Dumped], states: Dumped) -> Names:
     # Its first releases had the layers before the tokens.
     swapped = len(shape) == 3 and shape[0] != tokens == shape[1]
     count = shape[0 if swapped else 1] if len(shape) == 3 else 0
-    last = len(given.sizes.windows) if given.sizes else 0
+    last = given.blocks
     if count != last + 1 or not last:
         if given.map is None:
             raise UserError(
