@@ -36,10 +36,10 @@ _TABLE: Names = {
     "ffn_out-{n}": "layers.{n}.mlp:out",
     "ffn_moe_logits-{n}": "layers.{n}.mlp.gate:logits",
     "ffn_moe_topk-{n}": "layers.{n}.mlp.gate:choices",
-    # The last of these that there is weighs the experts.
-    "ffn_moe_weights_scaled-{n}": "layers.{n}.mlp.gate:weights",
+    # The first of these that there is weighs the experts.
+    "ffn_moe_weights_scaled-{n}[:, :, 0]": "layers.{n}.mlp.gate:weights",
     "ffn_moe_weights_norm-{n}": "layers.{n}.mlp.gate:weights",
-    "ffn_moe_weights_softmax-{n}": "layers.{n}.mlp.gate:weights",
+    "ffn_moe_weights_softmax-{n}[:, :, 0]": "layers.{n}.mlp.gate:weights",
     "ffn_moe_out-{n}": "layers.{n}.mlp.experts:out",
     "l_out-{n}": "layers.{n}:out",
     "result_norm": "norm:out",
@@ -47,8 +47,6 @@ _TABLE: Names = {
 }
 # Whether attention's sum is seen before its projection or behind it, its name alone does not say.
 _CONTEXT: Names = {"kqv_out-{n}": "layers.{n}.self_attn:context"}
-# What experts of all tokens put out is the MLP's output where none is shared.
-_NONE_SHARED: Names = {"ffn_moe_out-{n}": "layers.{n}.mlp:out"}
 _LEFT = {
     "Qcur": "Qcur and Kcur are left out: rotated or not, and in a GGUF's own order of channels",
     "kqv_out": "kqv_out is left out: without attn_out nothing says on which side of the projection "
@@ -72,18 +70,19 @@ def matches(folder: Path) -> bool:
 
 
 def read(given: Given) -> Captures:
-    """Return what the callback saw. Raises UserError for a block whose output is missing."""
+    """Return what the callback saw. Raises UserError for a file that is damaged."""
     tensors = [
         replace(each, names=(each.key or each.path.stem, *each.names))
         for each in find_tensors(given.folder)
     ]
     kinds = {each.names[0].partition("-")[0] for each in tensors}
-    table = dict(_TABLE)
+    table = {**_TABLE}
     left = {"Qcur", "kqv_out"} & kinds
     if "attn_out" in kinds:
         table, left = {**table, **_CONTEXT}, left - {"kqv_out"}
-    if not any(kind.startswith("ffn_shexp") for kind in kinds) and "ffn_out" not in kinds:
-        table["ffn_moe_out-{n}"] = [table["ffn_moe_out-{n}"], *_NONE_SHARED.values()]
+    if not any(kind.startswith("ffn_shexp") for kind in kinds):
+        # Where no expert is shared, that is all that the MLP puts out.
+        table["ffn_moe_out-{n}"] = ["layers.{n}.mlp.experts:out", "layers.{n}.mlp:out"]
     if not any(kind.startswith("ffn_moe_weights_") for kind in kinds):
         left |= {"ffn_moe_weights"} & kinds
     notes = [_LEFT[kind] for kind in sorted(left)]
