@@ -27,8 +27,8 @@ _Files = dict[_Path, dict[str, dict[str, Path]]]
 
 def matches(folder: Path) -> bool:
     """Say whether a rank's folder holds a file of a module's."""
-    ranks = [each for each in folder.iterdir() if each.is_dir() and _RANK.fullmatch(each.name)]
-    return any(_FILE.fullmatch(each.name) for rank in ranks for each in rank.iterdir())
+    found = (each for each in folder.glob("rank*/*.pt") if _RANK.fullmatch(each.parent.name))
+    return any(_FILE.fullmatch(each.name) for each in found)
 
 
 def read(given: Given) -> Captures:
@@ -63,8 +63,8 @@ def _tensors(ends: dict[str, dict[str, Path]], name: str, rank: int, step: int) 
 
 
 def _order(name: str) -> tuple[int, str]:
-    known = name in _ARGUMENTS
-    return _ARGUMENTS.index(name) if known else len(name) + 99 * name.isdecimal() + 9, name
+    last = 9 + len(name) + 99 * name.isdecimal()
+    return _ARGUMENTS.index(name) if name in _ARGUMENTS else last, name
 
 
 def _modules(where: Path, files: _Files, blocks: int) -> Iterator[tuple[_Path, int, str, bool]]:
@@ -78,9 +78,10 @@ def _modules(where: Path, files: _Files, blocks: int) -> Iterator[tuple[_Path, i
                 "copy every file of one run, dumped without a filter of blocks.",
             )
         for path in _inside(files, model):
-            ahead = path < layers[0]
-            if path not in layers and ("Embedding" if ahead else "Norm") in path[-1][1]:
-                yield path, step, "embed_tokens" if ahead else "norm", False
+            first = path < layers[0]
+            kind, name = ("Embedding", "embed_tokens") if first else ("Norm", "norm")
+            if path not in layers and kind in path[-1][1]:
+                yield path, step, name, False
         for n, layer in enumerate(layers):
             yield layer, step, f"layers.{n}", False
             after = f"layers.{n + 1}.input_layernorm" if layer < layers[-1] else "norm"
@@ -105,8 +106,7 @@ def _of_block(files: _Files, layer: _Path) -> Iterator[tuple[_Path, str]]:
             ends = {"qkv_proj": linear[:1], "o_proj": linear[-1:]} if len(linear) > 1 else {}
         elif "norm" in kind:
             norms = {"": "input_layernorm", "self_attn": "post_attention_layernorm", "mlp": ""}
-            if seen in norms:
-                yield path, norms[seen]
+            yield from ((path, norms[seen]),) if seen in norms else ()
             continue
         else:
             seen = "mlp"
@@ -119,5 +119,4 @@ def _of_block(files: _Files, layer: _Path) -> Iterator[tuple[_Path, str]]:
 
 def _inside(files: _Files, holder: _Path) -> list[_Path]:
     """Return the modules that one calls itself, in their order."""
-    depth = len(holder)
-    return sorted(each for each in files if len(each) == depth + 1 and each[:depth] == holder)
+    return sorted(each for each in files if each[:-1] == holder)
