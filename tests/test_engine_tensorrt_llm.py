@@ -66,10 +66,22 @@ class Hook:
                     torch.save(each.clone(), self.folder / f"{path}-{end}.{name}.pt")
 
 
-def write(hook: Hook, held: Seen, ahead: bool = False, positional: bool = False) -> None:
-    """Write a pass of one sequence; ``ahead``: each block applies the norm of the next one."""
+def write(
+    hook: Hook,
+    held: Seen,
+    ahead: bool = False,
+    positional: bool = False,
+    rank: tuple[int, int] = (0, 1),
+) -> None:
+    """Write a pass of one sequence; ``ahead``: each block applies the norm of the next one.
+
+    A ``rank``, of so many, has its share of what is projected.
+    """
     at = {name: each[0] for name, each in held.items()}
-    norm = "RMSNorm"
+    norm, (own, ranks) = "RMSNorm", rank
+    columns = ("q_proj.out/0", "k_proj.out/0", "v_proj.out/0", "gate_proj.out/0", "up_proj.out/0")
+    for name in [each for each in at if each.endswith(columns)]:
+        at[name] = at[name].chunk(ranks, -1)[own]
 
     def call(
         kind: str, site: str, given: list[torch.Tensor], names: Sequence[str], *out: str
@@ -167,6 +179,15 @@ def test_a_fault_is_named(
     hook = Hook(tmp_path / "dump" / "rank0")
     write(hook, seen(judge.model, fault=fault)[0], ahead)
     assert judge(tmp_path / "dump").where == where, judge.ended.out
+
+
+def test_ranks_have_their_shares(judge: Judge, tmp_path: Path) -> None:
+    for fault, where in (("", ""), ("V of block 2 times 1.03", "layers.2.self_attn.v_proj:out")):
+        folder = tmp_path / f"dump{len(fault)}"
+        for rank in range(2):
+            write(Hook(folder / f"rank{rank}"), seen(judge.model, fault=fault)[0], rank=(rank, 2))
+        verdict = judge(folder)
+        assert (verdict.where, verdict.counts["pass"] > 25) == (where, True), judge.ended.out
 
 
 def test_each_call_of_the_model_is_a_pass(judge: Judge, tmp_path: Path) -> None:

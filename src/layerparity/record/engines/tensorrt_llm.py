@@ -41,10 +41,9 @@ def read(given: Given) -> Captures:
         files: _Files = {}
         for path in sorted(where.iterdir()):
             if found := _FILE.fullmatch(path.name):
-                parts = (each.split(".") for each in found["module"].split("-"))
-                module = tuple((int(count), name) for count, name in parts)
-                ends = files.setdefault(module, {"in": {}, "out": {}})
-                ends[found["end"]][found["at"]] = path
+                pairs = (each.split(".") for each in found["module"].split("-"))
+                module = tuple((int(count), name) for count, name in pairs)
+                files.setdefault(module, {"in": {}, "out": {}})[found["end"]][found["at"]] = path
         for module, step, name, behind in _modules(where, files, given.blocks):
             rank, normed = int(where.name.removeprefix("rank")), normed or behind
             tensors += list(_tensors(files[module], name, rank, step))
@@ -63,8 +62,7 @@ def _tensors(ends: dict[str, dict[str, Path]], name: str, rank: int, step: int) 
 
 
 def _order(name: str) -> tuple[int, str]:
-    last = 9 + len(name) + 99 * name.isdecimal()
-    return _ARGUMENTS.index(name) if name in _ARGUMENTS else last, name
+    return [*_ARGUMENTS, name].index(name) + len(name) * 9 * name.isdecimal(), name
 
 
 def _modules(where: Path, files: _Files, blocks: int) -> Iterator[tuple[_Path, int, str, bool]]:
