@@ -240,8 +240,12 @@ def _write(
                 tensors[site] = ids[site].clone()
                 continue
             held = recorded.tensors[source]
-            specs[site] = spec = layout.with_heads(spec, held, step)
-            laid = layout.laid_out(held, spec, step)
+            shown = layout.with_heads(spec, held, step)
+            laid = layout.laid_out(held, shown, step)
+            if shown != spec and site.component.endswith("_proj") and not isinstance(laid, str):
+                # A projection puts its heads out side by side, however they were looked at.
+                laid, shown = laid.flatten(-2), spec
+            specs[site] = shown
             if isinstance(laid, str) and site == LOGITS:
                 laid = _last_alone(recorded, plan, inputs, laid)
             if isinstance(laid, str):

@@ -6,6 +6,8 @@ anything of that size is made.
 
 from __future__ import annotations
 
+import base64
+import io
 import pickle
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError, memory_ran_out
@@ -57,7 +59,7 @@ def find_tensors(folder: Path) -> list[Dumped]:
         relative = path.relative_to(folder)
         inside(folder, relative.as_posix(), CURE)
         stem = relative.with_suffix("").as_posix()
-        keys = [""] if path.suffix == ".npy" else _names(path)
+        keys = [""] if path.suffix == ".npy" else names_in(path)
         alone = (stem,) if len(keys) == 1 else ()
         tensors += [
             Dumped(path, key, (f"{stem}/{key}", *alone) if key else (stem,)) for key in keys
@@ -75,8 +77,11 @@ def find_tensors(folder: Path) -> list[Dumped]:
     return tensors
 
 
-def _names(path: Path) -> list[str]:
-    """Return the names of a file's tensors; one that holds a bare tensor has an empty one."""
+def names_in(path: Path) -> list[str]:
+    """Return the names of a file's tensors; one that holds a bare tensor has an empty one.
+
+    Raises UserError for a file that is damaged.
+    """
     if path.suffix == ".safetensors":
         return tensor_names(path, CURE)
     return list(NpzFile(path).names if path.suffix == ".npz" else read_pt(path))
@@ -107,6 +112,8 @@ class DumpFiles:
             return real(read_npy(path), path)
         if path.suffix == ".npz":
             return real(self._archive(path).read(key), path, key)
+        if path.suffix == ".json":
+            return real(read_encoded(path, key), path, dumped.names[0])
         if path not in self._opened:
             pt = path.suffix == ".pt"
             read = read_pt(path) if pt else read_tensors(path, self._keys[path], CURE)
@@ -183,17 +190,41 @@ class NpzFile:
             raise damaged(self._path, f"it holds no array '{name}'", CURE)
         try:
             with self._archive.open(member) as file:
-                version = np.lib.format.read_magic(file)
-                header = np.lib.format.read_array_header_1_0
-                read = header if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(file)
-            # What a header claims is made at once, whatever follows it.
-            if prod(shape) * dtype.itemsize > member.file_size:
-                raise ValueError("its header claims more than it holds")
+                _refuse_claim(file, member.file_size)
             with self._archive.open(member) as file:
                 return _tensor(np.lib.format.read_array(file, allow_pickle=False))
         except Exception as error:
             raise _no_numbers(self._path, error, "numpy.savez") from error
+
+
+def read_encoded(path: Path, span: str) -> torch.Tensor:
+    """Return the array of a .npy that stands as base64 between two places of a text file.
+
+    ``span`` is ``start:end``, in bytes. Raises UserError where it is none.
+    """
+    import numpy as np
+
+    start, _, end = span.partition(":")
+    try:
+        with path.open("rb") as file:
+            file.seek(int(start))
+            raw = base64.b64decode(file.read(int(end) - int(start)), validate=True)
+        _refuse_claim(io.BytesIO(raw), len(raw))
+        return _tensor(np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False))
+    except Exception as error:
+        raise _no_numbers(path, error, "numpy.save") from error
+
+
+def _refuse_claim(file: IO[bytes], size: int) -> None:
+    """Raise ValueError where a .npy of so many bytes claims more: that would be made at once."""
+    import numpy as np
+
+    version = np.lib.format.read_magic(file)
+    header = np.lib.format.read_array_header_1_0
+    read = header if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(file)
+    if prod(shape) * dtype.itemsize > size:
+        raise ValueError("its header claims more than it holds")
 
 
 def read_pt(path: Path) -> dict[str, torch.Tensor]:

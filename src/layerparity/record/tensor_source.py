@@ -185,9 +185,14 @@ def files_of(sources: Iterable[Iterable[TensorSource]]) -> DumpFiles:
 
 
 def _taken(operand: Operand, files: DumpFiles) -> torch.Tensor:
+    import torch
+
     tensor = files.read(operand.dumped)
+    if not operand.index:
+        return tensor
     try:
-        return tensor[operand.index] if operand.index else tensor
+        # A slice keeps all of it in memory, and strides that its bytes cannot be seen with.
+        return tensor[operand.index].clone(memory_format=torch.contiguous_format)
     except IndexError as error:
         raise ValueError(f"{operand.name} is not in its shape {[*tensor.shape]}") from error
 

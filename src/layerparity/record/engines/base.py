@@ -165,6 +165,31 @@ class Given:
         """The name map that is given, or lies in the folder."""
         return self.names or find_map(self.folder)
 
+    @property
+    def blocks(self) -> int:
+        """How many blocks the model has; 0 where none is named."""
+        return len(self.sizes.windows) if self.sizes is not None else 0
+
+    def rows(self) -> Sequence[int] | None:
+        """Return how many tokens each row has; None where only what was recorded may say it."""
+        try:
+            return self.fed()
+        except UserError:
+            return None
+
+    def stream(self, block: str = "layers.{n}.out/0 + layers.{n}.out/1") -> Names:
+        """Return the sites of a stream that norms add up, and return behind what they norm.
+
+        A ``block`` returns its own output and the stream, not yet added up. What the engine has
+        added up goes before what is added up here.
+        """
+        return {
+            "layers.{n}.input_layernorm.out/1": ("layers.{n}:in", "layers.{n-1}:out"),
+            "layers.{n}.post_attention_layernorm.out/1": "layers.{n}.post_attention_layernorm:in",
+            "norm.out/1": ("norm:in", *([f"layers.{self.blocks - 1}:out"] if self.blocks else [])),
+            block: "layers.{n}:out",
+        }
+
     def said(self) -> Names:
         """Return what its name map says. Raises UserError where it is none."""
         return read_map(self.map) if self.map else {}
