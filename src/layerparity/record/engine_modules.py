@@ -27,13 +27,13 @@ _NORMS = re.compile(r"(?:.*\.)?(?:\w*norm\w*|ln_\w+)")
 _DEFAULT = {
     _INSIDE: ("in", "out"),
     rf"{_INSIDE}\.(?:{_ATTENTION}|{_MLP}|{_GATE})": ("out",),
-    rf"{_OUTER}(?:embed_tokens|lm_head|logits_processor)": ("out",),
+    rf"{_OUTER}(?:embed_tokens|wte|embed_in|word_embeddings|lm_head|logits_processor)": ("out",),
     rf"{_OUTER}(?:norm|ln_f|final_layernorm)": ("in", "out"),
 }
 _COMPONENTS = {
     **_DEFAULT,
-    rf"{_INSIDE}\.(?:input_layernorm|ln_1)": ("out",),
-    rf"{_INSIDE}\.(?:\w*norm|ln_2)": ("in", "out"),
+    rf"{_INSIDE}\.(?:input_layernorm|ln_1|norm_1)": ("out",),
+    rf"{_INSIDE}\.(?:\w*norm|ln_2|norm_2)": ("in", "out"),
     rf"{_INSIDE}\.{_ATTENTION}\.(?:(?:q|k|v|qkv)_proj|[qk]_(?:layer)?norm)": ("out",),
     rf"{_INSIDE}\.{_ATTENTION}\.o_proj": ("in", "out"),
     rf"{_INSIDE}\.{_MLP}\.(?:gate_proj|up_proj|gate_up_proj|experts)": ("out",),
