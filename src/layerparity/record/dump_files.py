@@ -82,9 +82,16 @@ def names_in(path: Path) -> list[str]:
 
     Raises UserError for a file that is damaged.
     """
+    found = path.stat()
+    return list(_names(path, found.st_size, found.st_mtime_ns))
+
+
+@lru_cache(_OPEN)
+def _names(path: Path, *stamp: int) -> tuple[str, ...]:
+    """Return a file's names as it is now: several ask for them, to tell what wrote it."""
     if path.suffix == ".safetensors":
-        return tensor_names(path, CURE)
-    return list(NpzFile(path).names if path.suffix == ".npz" else read_pt(path))
+        return tuple(tensor_names(path, CURE))
+    return tuple(NpzFile(path).names if path.suffix == ".npz" else read_pt(path))
 
 
 class DumpFiles:
