@@ -131,6 +131,21 @@ def test_what_a_block_puts_out_is_what_the_next_one_takes_in(
         assert Doubt(DoubtKind.BLOCK_ENDS, {"layers": [2]}) in verdict.coverage.doubts
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
+def test_a_stream_that_goes_wrong_between_two_blocks_is_no_pass(
+    judged: Callable[..., Verdict], tmp_path: Path, three_blocks: Path
+) -> None:
+    """Both ends are there, and what block 1 put out is right: block 2 was given something else."""
+    tensors = chain(
+        wrong=("", 1), added=lambda given, out: (out * 1.03).to(out.dtype), folder=three_blocks
+    )
+    tensors |= {f"layers.{n + 1}:in": tensors[f"layers.{n}:out"] for n in range(2)}
+    tensors["layers.1:out"] = (tensors["layers.1:out"] / 1.03).to(tensors["layers.1:out"].dtype)
+    dump = write_dump(tmp_path / "dump", tensors, lambda s: streamed(s) or s == "layers.1:out")
+    verdict = judged(dump)
+    assert (verdict.outcome, verdict.where) == (Outcome.FAIL, "layers.1:out")
+
+
 def test_a_right_stream_passes(
     judged: Callable[..., Verdict], clean: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

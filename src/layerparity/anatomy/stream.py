@@ -7,6 +7,21 @@ from collections.abc import Iterable
 from layerparity.anatomy.site import EMBEDDING, NORM, Site
 
 
+def given_on(sites: Iterable[Site], layers: int) -> dict[Site, Site]:
+    """Return the outputs of blocks that were recorded again as what takes them in, and where.
+
+    That is the input of the next block, or ``norm:in``: what was computed with, where they differ.
+    """
+    held, found = frozenset(sites), {}
+    for site in held:
+        if site.layer is not None and site.local == ":out":
+            after = f"layers.{site.layer + 1}" if site.layer + 1 < layers else NORM
+            given = Site(after, "in", *site.pass_step)
+            if given in held:
+                found[site] = given
+    return found
+
+
 def same_elsewhere(sites: Iterable[Site], layers: int) -> dict[Site, Site]:
     """Return the ends of blocks that were not recorded, and where each one's tensor was.
 

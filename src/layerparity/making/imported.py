@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity import __version__
-from layerparity.anatomy.site import CHOICES, DECODE, HEAD, NORM, PREFILL, WEIGHTS, Site
+from layerparity.anatomy.site import CHOICES, DECODE, HEAD, NORM, PREFILL, WEIGHTS, Site, SiteSpec
 from layerparity.anatomy.sizes import sizes_of
-from layerparity.anatomy.stream import same_elsewhere
+from layerparity.anatomy.stream import given_on, same_elsewhere
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
@@ -226,6 +226,7 @@ def _write(
     ids = {FED: inputs.token_ids, **tokens.fed, **tokens.chosen}
     taken = {site: site for site in recorded.tensors if site not in ids and site.path != "tokens"}
     taken |= same_elsewhere(recorded.tensors, plan.num_layers)
+    again = given_on(recorded.tensors, plan.num_layers)
     files: dict[str, dict[Site, Site]] = {}
     for site in sorted({**taken, **dict.fromkeys(ids)}):
         name = site.place.stage if site.phase == PREFILL else f"decode.{site.step}"
@@ -234,17 +235,14 @@ def _write(
     for name, sites in files.items():
         tensors: dict[Site, torch.Tensor] = {}
         for site, source in sites.items():
-            spec, step = spec_of(plan.family, site), site.step if site.phase == DECODE else 0
-            specs[site] = spec
+            specs[site] = spec = spec_of(plan.family, site)
             if site in ids:
                 tensors[site] = ids[site].clone()
                 continue
-            held = recorded.tensors[source]
-            shown = layout.with_heads(spec, held, step)
-            laid = layout.laid_out(held, shown, step)
-            if shown != spec and site.component.endswith("_proj") and not isinstance(laid, str):
-                # A projection puts its heads out side by side, however they were looked at.
-                laid, shown = laid.flatten(-2), spec
+            # Of the tokens that are gone on with, which may be the last alone.
+            laid, shown = _laid(recorded.tensors[again.get(site, source)], site, spec, layout)
+            if isinstance(laid, str) and site in again:
+                laid, shown = _laid(recorded.tensors[source], site, spec, layout)
             specs[site] = shown
             if isinstance(laid, str) and site == LOGITS:
                 laid = _last_alone(recorded, plan, inputs, laid)
@@ -256,6 +254,19 @@ def _write(
         recorder.write(name, tensors, {site: specs[site] for site in tensors})
     recorder.finish()
     return skipped
+
+
+def _laid(
+    held: torch.Tensor, site: Site, spec: SiteSpec, layout: DumpLayout
+) -> tuple[torch.Tensor | str, SiteSpec]:
+    """Return a tensor as a run records it, with its axes, or why it does not fit its site."""
+    step = site.step if site.phase == DECODE else 0
+    shown = layout.with_heads(spec, held, step)
+    laid = layout.laid_out(held, shown, step)
+    if shown != spec and site.component.endswith("_proj") and not isinstance(laid, str):
+        # A projection puts its heads out side by side, however they were looked at.
+        return laid.flatten(-2), spec
+    return laid, shown
 
 
 def _sort_routing(tensors: dict[Site, torch.Tensor]) -> dict[str, str]:

@@ -27,7 +27,7 @@ _NORMS = re.compile(r"(?:.*\.)?(?:\w*norm\w*|ln_\w+)")
 _DEFAULT = {
     _INSIDE: ("in", "out"),
     rf"{_INSIDE}\.(?:{_ATTENTION}|{_MLP}|{_GATE})": ("out",),
-    rf"{_OUTER}(?:embed_tokens|wte|embed_in|word_embeddings|lm_head|logits_processor)": ("out",),
+    rf"{_OUTER}(?:embed_tokens|wte|embed_in|lm_head|logits_processor)": ("out",),
     rf"{_OUTER}(?:norm|ln_f|final_layernorm)": ("in", "out"),
 }
 _COMPONENTS = {
@@ -58,6 +58,8 @@ def asked(model: nn.Module, sites: str | Sequence[str]) -> Ends:
             )
         wanted = {name: _ends(name, _SITES[sites]) for name in modules}
         found = {name: ends for name, ends in wanted.items() if ends}
+        # A table of tokens that learned positions are added to is no whole embedding.
+        found = {n: e for n, e in found.items() if n.removesuffix("wte") + "wpe" not in modules}
         if not any(map(block, found)):
             raise UserError(
                 f"{type(model).__name__} has no module such as model.layers.0",

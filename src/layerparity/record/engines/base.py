@@ -93,13 +93,17 @@ COMMON: Names = {
         for end in ("in", "out")
     },
 }
-_WRAPPED = re.compile(r"(?:(?:language_model|model|transformer|gpt_neox|decoder)\.)*(?P<module>.+)")
+_WRAPPED = re.compile(
+    r"(?:(?:language_model|model|module|transformer|gpt_neox|decoder)\.)*(?P<module>.+)"
+)
 # What engines call a block's modules, and those around, in the words of `COMMON`.
 _SAME = (
     (re.compile(r"^(?:h|blocks)\.(?=\d)"), "layers."),
-    (re.compile(r"^(?:wte|embed_in|word_embeddings)(?=\.)"), "embed_tokens"),
+    # No other: with learned positions, or a norm behind it, a table alone is no whole embedding.
+    (re.compile(r"^embed_in(?=\.)"), "embed_tokens"),
     (re.compile(r"^(?:ln_f|final_layernorm|final_layer_norm)(?=\.)"), "norm"),
     (re.compile(r"(?<=\d\.)(?:attn|attention|self_attention)(?=\.)"), "self_attn"),
+    (re.compile(r"(?<=\d\.)(?:block_sparse_moe|feed_forward|moe)(?=\.)"), "mlp"),
     (re.compile(r"(?<=\d\.)(?:ln_1|norm_1)(?=\.)"), "input_layernorm"),
     (re.compile(r"(?<=\d\.)(?:ln_2|norm_2)(?=\.)"), "post_attention_layernorm"),
 )

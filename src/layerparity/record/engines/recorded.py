@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,26 +19,21 @@ from layerparity.record.dump_format import (
     description_of,
 )
 from layerparity.record.engines._descriptions import AGAIN, descriptions, refuse_more, version_of
-from layerparity.record.engines.base import Captures, Given, by_name
+from layerparity.record.engines.base import Captures, Given, by_name, unwrapped
 from layerparity.record.name_map import split_of
 from layerparity.record.tensor_source import SiteSources
 
 TITLE = "what layerparity.recording wrote"
-_OUTER = re.compile(r"(?:(?:model|language_model|transformer|decoder|module)\.)*")
-# What some models call the parts of a block, and what others do.
-_USUAL = {
-    r"^(?:h|blocks)\.(?=\d)": "layers.",
-    r"^(?:ln_f|final_layernorm)\.": "norm.",
-    r"^(layers\.\d+)\.(?:self_attention|attention|attn)\.": r"\1.self_attn.",
-    r"^(layers\.\d+)\.(?:block_sparse_moe|feed_forward|moe)\.": r"\1.mlp.",
-    r"^(layers\.\d+\.mlp)\.router\.": r"\1.gate.",
-    r"^(layers\.\d+)\.ln_1\.": r"\1.input_layernorm.",
-    r"^(layers\.\d+)\.ln_2\.": r"\1.post_attention_layernorm.",
-}
 _TABLE = {
     IDS: "embed_tokens:in",
     **{f"{each}.out": "lm_head:out" for each in (LOGITS, "logits_processor")},
-    **{f"layers.{{n}}.mlp.gate.{e}": f"layers.{{n}}.mlp.gate:{e}" for e in ("choices", "weights")},
+    # A table of tokens is recorded where it is the whole embedding.
+    "wte.out": "embed_tokens:out",
+    **{
+        f"layers.{{n}}.mlp.{gate}.{end}": f"layers.{{n}}.mlp.gate:{end}"
+        for gate in ("gate", "router")
+        for end in ("choices", "weights")
+    },
 }
 # What a model makes logits of, which it may scale or cap.
 _HEAD = "lm_head.out"
@@ -69,23 +63,15 @@ def read(given: Given) -> Captures:
                 raise UserError(f"{given.folder} lacks {each.file}", "copy every file of it.")
             keys = tensor_names(path, AGAIN)
             tensors += [
-                Dumped(path, key, (_usual(key), key), rank, each.step)
+                Dumped(path, key, (unwrapped(key), key), rank, each.step)
                 for key in keys
-                if _usual(key) != _HEAD or f"{LOGITS}.out" not in keys
+                if unwrapped(key) != _HEAD or f"{LOGITS}.out" not in keys
             ]
     rows, notes = dumps[0].passes[0].rows, _notes(dumps[0])
     captures = by_name(given, tensors, _TABLE, notes=notes, rows=rows, what="recording")
     also = tuple(given.folder / description_of(rank) for rank in range(len(dumps)))
     said = _splits(captures, dumps[0], also[0])
     return replace(captures, splits={**said, **captures.splits}, also=also)
-
-
-def _usual(key: str) -> str:
-    """Return a key as most models call it."""
-    name = _OUTER.sub("", key, count=1)
-    for pattern, usual in _USUAL.items():
-        name = re.sub(pattern, usual, name)
-    return name
 
 
 def _splits(captures: Captures, dump: DumpDescription, path: Path) -> dict[Site, Split]:
