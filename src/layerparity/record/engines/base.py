@@ -93,9 +93,7 @@ COMMON: Names = {
         for end in ("in", "out")
     },
 }
-_WRAPPED = re.compile(
-    r"(?:(?:language_model|model|module|transformer|gpt_neox|decoder)\.)*(?P<module>.+)"
-)
+_WRAPPED = re.compile(r"(?:(?:language_model|model|module|transformer|gpt_neox)\.)*(?P<module>.+)")
 # What engines call a block's modules, and those around, in the words of `COMMON`.
 _SAME = (
     (re.compile(r"^(?:h|blocks)\.(?=\d)"), "layers."),
@@ -111,12 +109,17 @@ _RANKS = "copy every rank's files of one run."
 
 
 def unwrapped(module: str) -> str:
-    """Return a module's end in the words of `COMMON`, without what models are wrapped in.
-
-    ``transformer.h.3.attn.out`` is ``layers.3.self_attn.out``.
-    """
+    """Return a module's path without what models are wrapped in: ``model.language_model.``."""
     found = _WRAPPED.fullmatch(module)
-    plain = found["module"] if found else module
+    return found["module"] if found else module
+
+
+def usual(module: str) -> str:
+    """Return a module's end in the words of `COMMON`: ``layers.3.self_attn.out``.
+
+    Of ``transformer.h.3.attn.out``, in that case.
+    """
+    plain = unwrapped(module)
     for pattern, word in _SAME:
         plain = pattern.sub(word, plain)
     return plain

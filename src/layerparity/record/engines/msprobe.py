@@ -14,7 +14,7 @@ from pathlib import Path
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import reading
 from layerparity.record.dump_files import Dumped
-from layerparity.record.engines.base import Captures, Given, by_name, unwrapped
+from layerparity.record.engines.base import Captures, Given, by_name, usual
 from layerparity.record.name_map import Names
 
 TITLE = "what msprobe's PrecisionDebugger dumped"
@@ -67,7 +67,7 @@ def read(given: Given) -> Captures:
     tensors = []
     for step, rank, match, path in files:
         full = f"{match['module']}.{match['end']}"
-        module, at = unwrapped(full), match["at"].replace(".", "/")
+        module, at = usual(full), match["at"].replace(".", "/")
         # What a module is fed is its first argument, or one of that name.
         alone = at == "0" or (match["end"] == "in" and at == "hidden_states")
         # Norms that add, and their blocks, are fed the stream in two parts, behind positions.

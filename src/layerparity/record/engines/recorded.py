@@ -19,7 +19,7 @@ from layerparity.record.dump_format import (
     description_of,
 )
 from layerparity.record.engines._descriptions import AGAIN, descriptions, refuse_more, version_of
-from layerparity.record.engines.base import Captures, Given, by_name, unwrapped
+from layerparity.record.engines.base import Captures, Given, by_name, usual
 from layerparity.record.name_map import split_of
 from layerparity.record.tensor_source import SiteSources
 
@@ -63,9 +63,9 @@ def read(given: Given) -> Captures:
                 raise UserError(f"{given.folder} lacks {each.file}", "copy every file of it.")
             keys = tensor_names(path, AGAIN)
             tensors += [
-                Dumped(path, key, (unwrapped(key), key), rank, each.step)
+                Dumped(path, key, (usual(key), key), rank, each.step)
                 for key in keys
-                if unwrapped(key) != _HEAD or f"{LOGITS}.out" not in keys
+                if usual(key) != _HEAD or f"{LOGITS}.out" not in keys
             ]
     rows, notes = dumps[0].passes[0].rows, _notes(dumps[0])
     captures = by_name(given, tensors, _TABLE, notes=notes, rows=rows, what="recording")
