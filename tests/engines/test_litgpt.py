@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Ended
-from layerparity.recording import recording
 from litgpt.config import Config
 from litgpt.model import GPT
 from litgpt.scripts.convert_hf_checkpoint import copy_weights_hf_llama
@@ -17,6 +16,7 @@ from real_engines import FAULTS, IDS, checkpoint, judged
 from safetensors.torch import load_file
 
 from layerparity.record.verdict import Outcome
+from layerparity.recording import recording
 
 Cli = Callable[..., Ended]
 
