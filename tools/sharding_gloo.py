@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,23 +30,8 @@ class WrongSplitPort(SplitPort):
 class WrongHfRank(HfRank):
     """One rank, which plants the mistake when a block's weights have been split."""
 
-    def __init__(
-        self,
-        assets: RankAssets,
-        *,
-        device: str,
-        collectives: str,
-        implementations: Mapping[str, Any],
-        by_number: bool,
-        mistake: str,
-    ) -> None:
-        super().__init__(
-            assets,
-            device=device,
-            collectives=collectives,
-            implementations=implementations,
-            by_number=by_number,
-        )
+    def __init__(self, assets: RankAssets, *, mistake: str, **keys: Any) -> None:
+        super().__init__(assets, **keys)
         self.plant = getattr(self, f"_{mistake}")
 
     def load(self, stage: str) -> dict[str, str]:

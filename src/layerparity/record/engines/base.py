@@ -93,7 +93,7 @@ COMMON: Names = {
         for end in ("in", "out")
     },
 }
-_WRAPPED = re.compile(r"(?:(?:language_model|model|module|transformer|gpt_neox)\.)*(?P<module>.+)")
+_WRAPPED = re.compile(r"(?:(?:language_model|model|module|transformer)\.)*(?P<module>.+)")
 # What engines call a block's modules, and those around, in the words of `COMMON`.
 _SAME = (
     (re.compile(r"^(?:h|blocks)\.(?=\d)"), "layers."),
