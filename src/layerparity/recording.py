@@ -23,9 +23,9 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from layerparity.ground.errors import UserError
-from layerparity.record.dump_format import LOGITS, PASS_FILE, description_of
+from layerparity.record.dump_format import LOGITS
 from layerparity.record.engine_modules import Ends, asked, head, input_of, outputs_of
-from layerparity.record.recorded_passes import RecordedPasses
+from layerparity.record.recorded_passes import RecordedPasses, empty_folder
 
 # Modules whose calls are being recorded, by id.
 _WATCHED: set[int] = set()
@@ -74,7 +74,7 @@ def recording(
     mine = {id(model), *(id(module) for module, _ in ends.values())}
     if mine & _WATCHED:
         raise UserError("this model is being recorded already", "end the first recording before.")
-    folder = _folder(Path(to), rank)
+    folder = empty_folder(Path(to), rank)
     kept = RecordedPasses(folder, rank, ranks, passes=passes, rows=rows, splits=splits or {})
     handles: list[RemovableHandle] = []
     _WATCHED.update(mine)
@@ -175,19 +175,6 @@ def _refuse_compiled(model: nn.Module) -> None:
 def _refuse_capturing() -> None:
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise UserError("a CUDA graph is being captured, which copies nothing", f"{_EAGER}.")
-
-
-def _folder(folder: Path, rank: int) -> Path:
-    """Make a folder, and return it. Raises UserError where this rank recorded into it before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(folder.iterdir()):
-        found = PASS_FILE.fullmatch(path.name)
-        own = int(found[1]) == rank if found else path.name == description_of(rank)
-        if own:
-            raise UserError(
-                f"{folder} holds {path.name} of an earlier recording", "give an empty folder (to=)."
-            )
-    return folder
 
 
 class _CallableModule(ModuleType):

@@ -24,6 +24,7 @@ from layerparity.ground.errors import UserError
 from layerparity.record.dump_format import (
     DECODE,
     IDS,
+    PASS_FILE,
     PREFILL,
     VERSION,
     DumpDescription,
@@ -255,6 +256,19 @@ class RecordedPasses:
         self._written += [part, path]
         yield part
         part.replace(path)
+
+
+def empty_folder(folder: Path, rank: int) -> Path:
+    """Make a folder, and return it. Raises UserError where this rank recorded into it before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.iterdir()):
+        found = PASS_FILE.fullmatch(path.name)
+        own = int(found[1]) == rank if found else path.name == description_of(rank)
+        if own:
+            raise UserError(
+                f"{folder} holds {path.name} of an earlier recording", "give an empty folder (to=)."
+            )
+    return folder
 
 
 def _copied(tensor: torch.Tensor | None) -> torch.Tensor | None:
