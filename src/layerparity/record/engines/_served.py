@@ -11,20 +11,18 @@ from typing import NamedTuple
 
 from layerparity.ground.errors import UserError
 from layerparity.record.dump_files import Dumped
-from layerparity.record.engines.base import Captures, Given, by_name
+from layerparity.record.engines.base import Captures, Given, by_name, stream
 from layerparity.record.name_map import Names
 
 LOGITS = "logits_processor"
 _MLPS = ("mlp", "block_sparse_moe")
-# The stream stands before sums that may be a rounding off it: it is what the next block got.
 SERVED: Names = {
+    # The stream stands before sums that may be a rounding off it: it is what a block got.
+    **stream(),
     "input_ids": "embed_tokens:in",
     "layers.{n}.input_layernorm.out/0": "layers.{n}.input_layernorm:out",
-    "layers.{n}.input_layernorm.out/1": ["layers.{n}:in", "layers.{n-1}:out"],
-    "layers.{n}.in/1 + layers.{n}.in/2": ["layers.{n}:in", "layers.{n-1}:out"],
-    "layers.{n}.out/0 + layers.{n}.out/1": "layers.{n}:out",
+    "layers.{n}.in/1 + layers.{n}.in/2": "layers.{n}:in",
     "layers.{n}.post_attention_layernorm.out/0": "layers.{n}.post_attention_layernorm:out",
-    "layers.{n}.post_attention_layernorm.out/1": "layers.{n}.post_attention_layernorm:in",
     "layers.{n}.self_attn.attn.out": "layers.{n}.self_attn:context",
     **{
         f"layers.{{n}}.{mlp}.{module}": f"layers.{{n}}.mlp{local}"
@@ -36,7 +34,6 @@ SERVED: Names = {
         }.items()
     },
     "norm.out/0": "norm:out",
-    "norm.out/1": "norm:in",
     "model.out": "norm:out",
     f"{LOGITS}.out": "lm_head:out",
 }

@@ -108,6 +108,19 @@ _SAME = (
 _RANKS = "copy every rank's files of one run."
 
 
+def stream(block: str = "layers.{n}.out/0 + layers.{n}.out/1") -> Names:
+    """Return the sites of a stream that norms add up, and put out behind what they norm.
+
+    A ``block`` returns its own output and the stream, not yet added up.
+    """
+    return {
+        "layers.{n}.input_layernorm.out/1": "layers.{n}:in",
+        "layers.{n}.post_attention_layernorm.out/1": "layers.{n}.post_attention_layernorm:in",
+        "norm.out/1": "norm:in",
+        block: "layers.{n}:out",
+    }
+
+
 def unwrapped(module: str) -> str:
     """Return a module's path without what models are wrapped in: ``model.language_model.``."""
     found = _WRAPPED.fullmatch(module)
@@ -183,19 +196,6 @@ class Given:
             return self.fed()
         except UserError:
             return None
-
-    def stream(self, block: str = "layers.{n}.out/0 + layers.{n}.out/1") -> Names:
-        """Return the sites of a stream that norms add up, and return behind what they norm.
-
-        A ``block`` returns its own output and the stream, not yet added up. What the engine has
-        added up goes before what is added up here.
-        """
-        return {
-            "layers.{n}.input_layernorm.out/1": ("layers.{n}:in", "layers.{n-1}:out"),
-            "layers.{n}.post_attention_layernorm.out/1": "layers.{n}.post_attention_layernorm:in",
-            "norm.out/1": ("norm:in", *([f"layers.{self.blocks - 1}:out"] if self.blocks else [])),
-            block: "layers.{n}:out",
-        }
 
     def said(self) -> Names:
         """Return what its name map says. Raises UserError where it is none."""

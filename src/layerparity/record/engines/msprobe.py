@@ -14,7 +14,7 @@ from pathlib import Path
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import reading
 from layerparity.record.dump_files import Dumped
-from layerparity.record.engines.base import Captures, Given, by_name, usual
+from layerparity.record.engines.base import Captures, Given, by_name, stream, usual
 from layerparity.record.name_map import Names
 
 TITLE = "what msprobe's PrecisionDebugger dumped"
@@ -76,7 +76,7 @@ def read(given: Given) -> Captures:
         own = (step, int(match["call"]))
         tensors.append(Dumped(path, None, names, ranks[rank], number[own]))
     notes = [f"{weights} weights that msprobe dumped are not looked at"] if weights else []
-    table = {**_ROUTERS, **(given.stream() if pairs else {})}
+    table = {**_ROUTERS, **(stream() if pairs else {})}
     return by_name(given, tensors, table, notes=notes)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from layerparity.ground.errors import UserError
 from layerparity.record.dump_files import Dumped
-from layerparity.record.engines.base import Captures, Given, by_name
+from layerparity.record.engines.base import Captures, Given, by_name, stream
 
 TITLE = "what TensorRT-LLM's debug hook dumped"
 _FILE = re.compile(r"(?P<module>\d+\.\w+(?:-\d+\.\w+)*)-(?P<end>in|out)put\.(?P<at>\w+)\.pt")
@@ -47,7 +47,7 @@ def read(given: Given) -> Captures:
         for module, step, name, behind in _modules(where, files, given.blocks):
             rank, normed = int(where.name.removeprefix("rank")), normed or behind
             tensors += list(_tensors(files[module], name, rank, step))
-    table = given.stream("layers.{n}.out/1") if normed else given.stream()
+    table = stream("layers.{n}.out/1") if normed else stream()
     return by_name(given, tensors, table, rows=given.rows())
 
 
