@@ -1,10 +1,11 @@
-"""Write a run to a folder or one file, to carry it to another machine."""
+"""Write a run to a folder or one file: for another machine, or for a compiled model to be fed."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from layerparity.ground import console, progress
@@ -27,11 +28,21 @@ EVERY = "all"
 READS: tuple[str, ...] = ("run", "to")
 
 
+class ExportLayout(StrEnum):
+    """How an export lies there: as runs, or as NxDI's tensor replacement takes tensors."""
+
+    runs = "runs"
+    nxdi = "nxdi"
+
+
 @dataclass
 class Settings:
     """conf/job/export.yaml."""
 
     name: str = "export"
+    layout: ExportLayout = key(
+        ExportLayout.runs, "runs, or nxdi: a golden's tensors, for tensor_replacement_config"
+    )
     golden: bool = key(False, "export the golden run that a candidate was fed by, too")
 
 
@@ -55,14 +66,11 @@ def run(config: Config) -> Exit:
                 "that can be sent as it is.",
             )
         each.read_manifest()
+    if config.job.layout is ExportLayout.nxdi:
+        return _replacement(runs, config.to)
     if config.job.golden:
         runs = [*_goldens_of(store, runs), *runs]
-    named = runs[-1]
-    called = EVERY if every else named.name
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", called).strip(".-")[:80]
-    # A name in another script leaves nothing.
-    usual = plain or f"{named.kind}-{named.id[:8]}"
-    to = expanded(config.to or f"{usual}{ZIP}").absolute()
+    to = expanded(config.to or f"{_usual(runs[-1], EVERY if every else '')}{ZIP}").absolute()
     files = [files_of(each) for each in runs]
     sizes = [path.stat().st_size for taken, _ in files for path in taken]
     with progress.shown("files", len(sizes), sizes) as bar:
@@ -74,6 +82,37 @@ def run(config: Config) -> Exit:
         if others:
             console.note(f"left out of {made.name}: {', '.join(others)}")
     console.say(f"exported to {to}\nelsewhere: {program()} job=import {typed('run', to.name)}")
+    return Exit.OK
+
+
+def _usual(run: StoredRun, called: str = "") -> str:
+    """Return what an export is called where nobody says."""
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", called or run.name).strip(".-")[:80]
+    # A name in another script leaves nothing.
+    return plain or f"{run.kind}-{run.id[:8]}"
+
+
+def _replacement(runs: Sequence[StoredRun], to: str | None) -> Exit:
+    """Write one golden's tensors for a compiled NxDI model to be fed; say how it takes them."""
+    from layerparity.record.replacement import FILE, write_replacement
+
+    if len(runs) != 1 or runs[0].kind != RunKind.golden.value:
+        raise UserError(
+            "job.layout=nxdi wants one golden run", "name it: run=, its id, its name or latest."
+        )
+    golden = runs[0]
+    folder = expanded(to or f"{_usual(golden)}-nxdi").absolute()
+    records = golden.read_manifest().records
+    with progress.shown("tensors", len(records)) as bar:
+        counts = write_replacement(golden, folder, bar.step)
+    for module, count in counts.items():
+        console.say(f"{module}: {count} tensors")
+    console.say(
+        f"exported to {folder}\nin neuron_config: tensor_replacement_config = "
+        f"TensorReplacementConfig(ref_dir={str(folder)!r}, neuron_dir=..., tf_map=...), with "
+        f"tf_map of {FILE}, its steps as numbers, and neuron_dir what the device itself captured "
+        "of these modules"
+    )
     return Exit.OK
 
 

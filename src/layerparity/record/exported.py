@@ -120,19 +120,45 @@ def write_export(runs: Sequence[StoredRun], to: Path, progress: Progress) -> Exp
 
     ``progress`` is told each file. Raises UserError where ``to`` exists, and where the disk fails.
     """
-    if os.path.lexists(to):
-        raise UserError(f"to={to} is there already", "name another file or folder.")
-    # In containers many processes have one number, and one that was killed left what it wrote.
-    part = to.with_name(f".{to.name}.{secrets.token_hex(4)}.{os.getpid()}.part")
-    made = (_new_zip if to.suffix == ZIP else _new_folder)(part)
-    with writing(to), made as create:
+    made = _new_zip if to.suffix == ZIP else new_folder
+    with appearing(to) as part, made(part) as create:
         listed = tuple(_written(run, create, progress) for run in runs)
         whole = ExportList(listed)
         with create(FILE) as file:
             file.write(json.dumps(asdict(whole), indent=1).encode())
-    with writing(to):
-        part.rename(to)
     return whole
+
+
+@contextmanager
+def appearing(to: Path) -> Iterator[Path]:
+    """Yield a path beside ``to`` to write, which is moved there if the block succeeds.
+
+    Raises UserError where ``to`` exists, and where the disk fails.
+    """
+    if os.path.lexists(to):
+        raise UserError(f"to={to} is there already", "name another file or folder.")
+    # In containers many processes have one number, and one that was killed left what it wrote.
+    part = to.with_name(f".{to.name}.{secrets.token_hex(4)}.{os.getpid()}.part")
+    with writing(to):
+        yield part
+        part.rename(to)
+
+
+@contextmanager
+def new_folder(part: Path) -> Iterator[_Open]:
+    """Make a folder and yield what opens a new file of it; remove it if the block fails."""
+    import shutil
+
+    def create(name: str) -> IO[bytes]:
+        (part / name).parent.mkdir(parents=True, exist_ok=True)
+        return (part / name).open("xb")
+
+    part.mkdir(parents=True)
+    try:
+        yield create
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
 
 
 def _written(run: StoredRun, create: _Open, progress: Progress) -> ExportedRun:
@@ -157,22 +183,6 @@ def _new_zip(part: Path) -> Iterator[_Open]:
             os.fsync(written.fileno())
     except BaseException:
         part.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def _new_folder(part: Path) -> Iterator[_Open]:
-    import shutil
-
-    def create(name: str) -> IO[bytes]:
-        (part / name).parent.mkdir(parents=True, exist_ok=True)
-        return (part / name).open("xb")
-
-    part.mkdir(parents=True)
-    try:
-        yield create
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
         raise
 
 
