@@ -102,7 +102,7 @@ def make_run(
         device="cpu",
         port="hf",
         dtype="float32",
-        scope={"kind": "full"},
+        scope={"kind": "full" if "lm_head" in stages else "range"},
         feed=feed,
         fingerprint=str(folder),
         stages=list(stages),

@@ -18,6 +18,7 @@ from served_dumps import Judge, failing, ids_file, judge_with, passed, refused
 from serving_engine import PROMPT, Batch, Engine, scaled, wrong_mlp, wrong_stream, wrong_values
 from sglang_dump import SglangDump
 
+from layerparity.record.findings import Doubt, DoubtKind
 from layerparity.record.verdict import Outcome
 
 pytestmark = pytest.mark.usefixtures("no_mistakes_tried")
@@ -122,13 +123,11 @@ def test_what_a_dump_lacks_never_passes_unseen(
         assert verdict.outcome is not Outcome.PASS, (kind, number)
 
 
-def test_a_head_without_logits_leaves_the_whole_model_open(
-    judged: Judge, llama: Path, tmp_path: Path
-) -> None:
+def test_a_head_without_logits_is_no_pass(judged: Judge, llama: Path, tmp_path: Path) -> None:
     """Logits of a dump of one pass were never written."""
     verdict = judged(dump(llama, tmp_path / "dump", scaled("lm_head")), llama)
-    assert verdict.outcome is Outcome.PASS
-    assert verdict.whole.outcome is Outcome.INCONCLUSIVE
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.coverage.doubts == (Doubt(DoubtKind.ENDS, {"stages": ["lm_head"]}),)
 
 
 def test_prompts_that_stand_one_behind_the_other_are_told_apart(
@@ -186,7 +185,7 @@ def test_ranks_are_put_together(judged: Judge, llama: Path, tmp_path: Path) -> N
 
 def test_a_slice_as_wide_as_the_model_is_no_replica(judged: Judge, tmp_path: Path) -> None:
     model = folders.llama(tmp_path / "wide", intermediate_size=128)
-    verdict = judged(dump(model, tmp_path / "dump", ranks=2), model)
+    verdict = judged(dump(model, tmp_path / "dump", ranks=2, steps=1), model)
     assert verdict.outcome is Outcome.PASS, verdict.where
 
 

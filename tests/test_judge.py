@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Ended
@@ -82,8 +83,9 @@ TOLERANCES: dict[str, Tolerance] = {
 
 def unsure(tmp_path: Path) -> tuple[StoredRun, StoredRun]:
     """Return two runs in bfloat16, the candidate's inputs synthetic, the golden without floors."""
-    golden = make_run(tmp_path / "g", sites(), dtype="bfloat16")
-    return golden, make_run(tmp_path / "c", sites(), dtype="bfloat16", synthetic=True)
+    blocks: Any = {"dtype": "bfloat16", "scope": {"kind": "range", "start": 0, "end": 1}}
+    golden = make_run(tmp_path / "g", sites(), **blocks)
+    return golden, make_run(tmp_path / "c", sites(), **blocks, synthetic=True)
 
 
 @pytest.mark.parametrize("now", TOLERANCES)

@@ -107,7 +107,10 @@ def whole_model(
 def exercised(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Coverage:
     """Return what two sides ran of what the rows were asked for, nothing of it judged yet."""
     asked = {Place.parse(stage).layer for each in candidate.manifests for stage in each.stages}
-    full = any(each.scope.get("kind") == "full" for each in candidate.manifests)
+    full, golden_full = (
+        any(each.scope.get("kind") == "full" for each in side.manifests)
+        for side in (candidate, golden)
+    )
     generate = [source.config.get("generate") for source in candidate.sources]
     counts = (int(each.get("max_new_tokens") or 0) for each in generate if isinstance(each, dict))
     held = steps_of(row.site for row in rows if row.site in golden.records)
@@ -116,6 +119,7 @@ def exercised(rows: Sequence[Row], golden: RunSet, candidate: RunSet) -> Coverag
         experts=tuple(_experts(rows, golden, candidate)),
         steps={phase: (len(steps), 0) for phase, steps in held.items()},
         several_blocks=full or len(asked - {None}) > 1,
+        full=full and golden_full,
         max_new_tokens=max(counts, default=0),
         texts=_texts(golden),
         mechanisms=next((each.mechanisms for each in golden.manifests), ()),
@@ -211,6 +215,9 @@ def _doubts(seen: Coverage, rows: Sequence[Row]) -> Iterator[Doubt]:
     # Of what ran from tokens on: what block 0 is fed may be what a wrong embedding gave out.
     if {"embed_tokens:in", "layers.0:in"} <= decided and "embed_tokens:out" not in decided:
         yield Doubt(DoubtKind.EMBEDDING, {})
+    unjudged = _unjudged_ends(rows) if seen.full else []
+    if unjudged:
+        yield Doubt(DoubtKind.ENDS, {"stages": unjudged})
     vary = seen.texts is None or seen.texts.vary or (seen.texts.vary_decoding and seen.decoded)
     if not vary and any(each.judged for each in seen.classes):
         yield Doubt(DoubtKind.ATTENTION, {})
@@ -226,6 +233,17 @@ _UNSEEN = (
     ReasonKind.SKIPPED,
     ReasonKind.SKIPPED_BY_GOLDEN,
 )
+
+
+def _unjudged_ends(rows: Sequence[Row]) -> list[str]:
+    """Return the stages behind the blocks that nothing computed of them judges.
+
+    A head shows the norm that it was fed by, unless its own input was seen.
+    """
+    judged = {(row.site.path, row.site.end) for row in rows if row.outcome in DECIDED}
+    head = (HEAD, "out") in judged
+    shown = {NORM: (NORM, "out") in judged or (head and (HEAD, "in") not in judged), HEAD: head}
+    return [stage for stage, is_shown in shown.items() if not is_shown]
 
 
 def _open_ended(rows: Sequence[Row]) -> list[int]:

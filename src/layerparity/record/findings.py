@@ -81,6 +81,7 @@ class DoubtKind(StrEnum):
     ATTENTION = "attention"
     BLOCK_ENDS = "block_ends"
     EMBEDDING = "embedding"
+    ENDS = "ends"
 
 
 # The names of the values that each kind has. ``names`` are classes of layers, ``experts`` numbers.
@@ -92,6 +93,7 @@ DOUBT_VALUES = {
     DoubtKind.ATTENTION: set(),
     DoubtKind.BLOCK_ENDS: {"layers"},
     DoubtKind.EMBEDDING: set(),
+    DoubtKind.ENDS: {"stages"},
 }
 
 
@@ -185,7 +187,7 @@ class Coverage:
     ``steps`` counts, by phase, the steps that the golden holds and those that were judged.
     ``texts`` are unknown of a dump; ``mechanisms`` are what the model does from a length on.
     ``doubts`` make a pass inconclusive. The candidate was asked for ``several_blocks`` or for one,
-    and for ``max_new_tokens``.
+    as its golden for the ``full`` model or not, and for ``max_new_tokens``.
     """
 
     classes: tuple[LayerClass, ...] = ()
@@ -193,6 +195,7 @@ class Coverage:
     steps: dict[str, tuple[int, int]] = field(default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
     several_blocks: bool = False
+    full: bool = False
     max_new_tokens: int = 0
     texts: TextUse | None = None
     mechanisms: tuple[Mechanism, ...] = ()

@@ -74,7 +74,7 @@ def caution_text(caution: Caution) -> str:
     return _CAUTIONS[caution.kind].format(side=caution.side, **values)
 
 
-# What is said of doubts without values.
+# What is said of doubts without values, or with stages alone.
 _ALWAYS = {
     DoubtKind.ATTENTION: (
         "no text has two different tokens: no query had two keys to choose from, and a wrong "
@@ -83,6 +83,10 @@ _ALWAYS = {
     DoubtKind.EMBEDDING: (
         "layer 0 was fed the candidate's own layers.0:in, and embed_tokens:out was not compared: a "
         "wrong embedding does not show; record embed_tokens:out"
+    ),
+    DoubtKind.ENDS: (
+        "nothing that {stages} put out was compared: a fault there does not show; record {outputs}, "
+        "or judge blocks alone (scope=range)"
     ),
 }
 
@@ -113,7 +117,9 @@ def doubt_text(doubt: Doubt, coverage: Coverage) -> str:
             "nowhere seen (:out, or the next block's :in): a wrong residual add does not show"
         )
     if doubt.kind in _ALWAYS:
-        return _ALWAYS[doubt.kind]
+        stages = values.get("stages", [])
+        outputs = ", ".join(f"{stage}:out" for stage in stages)
+        return _ALWAYS[doubt.kind].format(stages=" and ".join(stages), outputs=outputs)
     asked = values["max_new_tokens"]
     return f"generate.max_new_tokens={asked} was asked for, and no decode step was compared"
 
