@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import sys
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -363,4 +364,5 @@ def _engine(model: nn.Module) -> tuple[str, str]:
     try:
         return name, metadata.version(name)
     except metadata.PackageNotFoundError:
-        return name, ""
+        # A build of another name, as vLLM's for CPUs.
+        return name, getattr(sys.modules.get(name), "__version__", "")

@@ -1,0 +1,87 @@
+"""vLLM, really run on the CPU; three lines record it in its process; the folder is read as it is.
+
+Its attention wants heads of 32 on a CPU, and its experts a router by softmax: no MiniMax-M2.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import folders
+import pytest
+import torch
+from conftest import Ended
+from real_engines import IDS, judged
+
+from layerparity.record.verdict import Outcome
+
+# vLLM looks through all objects of its process, and some that a fork inherits do not have it.
+pytestmark = pytest.mark.fresh_interpreter
+Cli = Callable[..., Ended]
+MADE = {"llama": folders.llama, "qwen3": folders.qwen3, "qwen3_moe": folders.qwen3_moe}
+RIGHT = [
+    ("llama", "float32"),
+    ("qwen3", "bfloat16"),
+    ("qwen3_moe", "float32"),
+    ("qwen3_moe", "bfloat16"),
+]
+# What is wrong in the engine, and where that shows first.
+WRONG = {
+    "eps": "layers.1.post_attention_layernorm",
+    "stream": "layers.1:out",
+    "rotary": "layers.0.self_attn",
+    "norm": "layers.2.input_layernorm",
+}
+FAULTS = [("eps", "float32"), ("stream", "bfloat16"), ("rotary", "float32"), ("norm", "float32")]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where one process of vLLM recorded all; checkpoints lie there by their families."""
+    base = tmp_path_factory.mktemp("vllm")
+    for family, make in MADE.items():
+        make(base / family, head_dim=32)
+    two = [IDS[0].tolist(), torch.randint(3, 290, (20,)).tolist()]
+    runs = [
+        *((f"{family}-{dtype}", family, dtype, "", two[:1]) for family, dtype in RIGHT),
+        *((f"{wrong}-{dtype}", "llama", dtype, wrong, two[:1]) for wrong, dtype in FAULTS),
+        ("two", "llama", "bfloat16", "", two),
+    ]
+    jobs = [
+        {"to": str(base / to), "model": str(base / family), "dtype": d, "wrong": w, "ids": ids}
+        for to, family, d, w, ids in runs
+    ]
+    (base / "jobs.json").write_text(json.dumps(jobs))
+    command = [sys.executable, str(Path(__file__).with_name("vllm_side.py")), "jobs.json"]
+    subprocess.run(command, cwd=base, check=True)
+    return base
+
+
+@pytest.mark.parametrize(("family", "dtype"), RIGHT)
+def test_a_right_one_passes(cli: Cli, recorded: Path, family: str, dtype: str) -> None:
+    folder = recorded / f"{family}-{dtype}"
+    model = ("model=checkpoint", f"model.path={recorded / family}")
+    verdict, said = judged(cli, folder, *model)
+    assert verdict.outcome is Outcome.PASS, said
+    assert verdict.whole.outcome is Outcome.PASS, said
+    assert f"taken to be computed in {dtype}" in said
+    assert "recorded of vllm 0." in said
+    assert verdict.counts["pass"] > 150
+
+
+def test_two_prompts_of_one_batch_pass(cli: Cli, recorded: Path) -> None:
+    model = ("model=checkpoint", f"model.path={recorded / 'llama'}")
+    verdict, said = judged(cli, recorded / "two", *model)
+    assert verdict.outcome is Outcome.PASS, said
+
+
+@pytest.mark.parametrize(("wrong", "dtype"), FAULTS)
+def test_a_fault_is_named(cli: Cli, recorded: Path, wrong: str, dtype: str) -> None:
+    model = ("model=checkpoint", f"model.path={recorded / 'llama'}")
+    verdict, said = judged(cli, recorded / f"{wrong}-{dtype}", *model)
+    assert verdict.outcome is Outcome.FAIL, said
+    assert str(verdict.where).startswith(WRONG[wrong]), said

@@ -1,0 +1,69 @@
+"""What runs in vLLM's process: python vllm_side.py JOBS.json, a list of what to record, and where.
+
+A job names the checkpoint, the type, rows of token ids, the folder, and what is wrong.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+# The model is in this process; threads may move, since others compute beside it.
+os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def _eps(model: Any) -> None:
+    model.model.layers[1].post_attention_layernorm.variance_epsilon = 0.05
+
+
+def _stream(model: Any) -> None:
+    model.model.layers[1].register_forward_hook(lambda _, args, pair: (pair[0], pair[1] * 1.03))
+
+
+def _rotary(model: Any) -> None:
+    # All blocks share it.
+    model.model.layers[0].self_attn.rotary_emb.is_neox_style = False
+
+
+def _norm(model: Any) -> None:
+    model.model.layers[2].input_layernorm.weight.data.fill_(1.0)
+
+
+WRONG = {"eps": _eps, "stream": _stream, "rotary": _rotary, "norm": _norm}
+
+
+def record(job: dict[str, Any]) -> None:
+    """Record a prefill and three decode steps of one engine, which then ends."""
+    from vllm import LLM, SamplingParams
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    from layerparity.recording import recording
+
+    engine = LLM(
+        job["model"],
+        dtype=job["dtype"],
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        max_model_len=128,
+        kv_cache_memory_bytes=1 << 24,
+    )
+
+    def run(model: Any) -> None:
+        WRONG.get(job["wrong"], lambda _: None)(model)
+        wanted = SamplingParams(max_tokens=4, temperature=0, detokenize=False, ignore_eos=True)
+        with recording(model, to=job["to"], sites="components"):
+            engine.generate([{"prompt_token_ids": row} for row in job["ids"]], wanted)
+
+    engine.apply_model(run)
+    cleanup_dist_env_and_memory()
+    gc.collect()
+
+
+if __name__ == "__main__":
+    for each in json.loads(Path(sys.argv[1]).read_text()):
+        record(each)
