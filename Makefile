@@ -33,7 +33,7 @@ help:
 	@echo "make ui            browse the runs in MLflow"
 	@echo "make test          set up what tests need, and run them"
 	@echo "make test-native   the native Neuron runtime's tests, with a newer torch"
-	@echo "make test-engines  litgpt, mlx-lm, vLLM, ONNX Runtime and msprobe, really run"
+	@echo "make test-engines  litgpt, llama.cpp, mlx-lm, vLLM, ONNX Runtime and msprobe, really run"
 	@echo "make check         layout, rules, types, and the tests that a small change can reach"
 	@echo "make docs          build the site of docs/ into build/site"
 	@echo "make lint type     what a commit must pass besides;  make format mends the layout"

@@ -1,0 +1,163 @@
+"""llama.cpp, really run on GGUF files; its own callback records it, and its folder is read.
+
+In float32, without flash attention and with a cache in float32. The library is that within
+xllamacpp, whose C functions are called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable
+from ctypes import c_char, c_int8, c_int32, c_uint32, c_void_p
+from importlib.metadata import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, Ended
+from gguf_files import F32, Q8, rounded, write
+from real_engines import FAULTS, checkpoint, judged
+from real_engines import IDS as LLAMA_IDS
+
+from layerparity.record.verdict import Outcome, Verdict
+from layerparity.recording_llama_cpp import Callback, recording
+
+pytestmark = pytest.mark.usefixtures("no_mistakes_tried")
+Cli = Callable[..., Ended]
+TINY = ROOT / "checkpoints/tiny_minimax_m2"
+# By these tokens every expert of every block is chosen.
+IDS = torch.randint(3, 500, (1, 96), generator=torch.Generator().manual_seed(1))
+LIB = ctypes.CDLL(str(next(f.locate() for f in files("xllamacpp") or () if f.suffix == ".so")))
+_SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, c_void_p)(lambda *_: None)
+
+
+class ModelParams(ctypes.Structure):
+    # Given on as they are, and longer than they are.
+    _fields_ = (("all", c_char * 256),)
+
+
+class ContextParams(ctypes.Structure):
+    _fields_ = (
+        *((f"n_{name}", c_uint32) for name in ("ctx", "batch", "ubatch", "seq_max", "rs_seq")),
+        ("outputs", c_uint32 * 2),
+        *((f"n_{name}", c_int32) for name in ("threads", "threads_batch")),
+        ("types", c_int32 * 4),
+        ("flash_attn_type", c_int32),
+        ("rope", c_char * 32),
+        ("cb_eval", Callback),
+        ("cb_eval_user_data", c_void_p),
+        ("type_k", c_int32),
+        ("type_v", c_int32),
+        ("rest", c_char * 256),
+    )
+
+
+class Batch(ctypes.Structure):
+    _fields_ = (
+        ("n_tokens", c_int32),
+        ("token", ctypes.POINTER(c_int32)),
+        ("embd", c_void_p),
+        ("pos", ctypes.POINTER(c_int32)),
+        ("n_seq_id", ctypes.POINTER(c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(c_int32))),
+        ("logits", ctypes.POINTER(c_int8)),
+    )
+
+
+def _c(name: str, result: type | None, *given: type) -> Callable:
+    return ctypes.CFUNCTYPE(result, *given)((name, LIB))
+
+
+def recorded(gguf: Path, folder: Path, ids: torch.Tensor, decoded: int = 1) -> Path:
+    """Decode a prompt, [1, token], and return where it was recorded; ``decoded`` times over."""
+    LIB.llama_log_set(_SILENT, None)
+    LIB.llama_backend_init()
+    load = _c("llama_model_load_from_file", c_void_p, ctypes.c_char_p, ModelParams)
+    model = load(str(gguf).encode(), _c("llama_model_default_params", ModelParams)())
+    assert model, gguf
+    params = _c("llama_context_default_params", ContextParams)()
+    said = (params.n_ctx, params.n_ubatch, params.flash_attn_type, params.type_k, params.type_v)
+    assert said == (512, 512, -1, 1, 1), "the structures above are of another version"
+    params.flash_attn_type = params.type_k = params.type_v = 0
+    params.n_threads = params.n_threads_batch = 1
+    with recording(LIB, to=folder) as params.cb_eval:
+        context = _c("llama_init_from_model", c_void_p, c_void_p, ContextParams)(model, params)
+        count = ids.shape[1]
+        batch = _c("llama_batch_init", Batch, c_int32, c_int32, c_int32)(count, 0, 1)
+        batch.n_tokens = count
+        for again in range(decoded):
+            for at, token in enumerate(ids[0].tolist()):
+                batch.token[at], batch.pos[at] = token, again * count + at
+                batch.n_seq_id[at], batch.seq_id[at][0], batch.logits[at] = 1, 0, 1
+            assert _c("llama_decode", c_int32, c_void_p, Batch)(context, batch) == 0
+        _c("llama_batch_free", None, Batch)(batch)
+        _c("llama_free", None, c_void_p)(context)
+    _c("llama_model_free", None, c_void_p)(model)
+    return folder
+
+
+def verdict_of(cli: Cli, folder: Path, ids: torch.Tensor, *words: str) -> tuple[Verdict, str]:
+    Path("prompt.json").write_text(json.dumps(ids.tolist()))
+    return judged(cli, folder, "inputs=tokens", "inputs.file=prompt.json", *words)
+
+
+def of(model: Path) -> tuple[str, ...]:
+    return ("model=checkpoint", f"model.path={model}")
+
+
+def test_a_right_llama_passes(cli: Cli, tmp_path: Path) -> None:
+    gguf = write(checkpoint(), tmp_path / "model.gguf")
+    folder = recorded(gguf, tmp_path / "folder", LLAMA_IDS, decoded=2)
+    verdict, said = verdict_of(cli, folder, LLAMA_IDS)
+    assert verdict.outcome is Outcome.PASS, said
+    assert verdict.whole.outcome is Outcome.PASS, said
+    passed = {str(row.site) for row in verdict.rows if row.outcome is Outcome.PASS}
+    assert {"layers.2.self_attn.v_proj:out", "layers.2.self_attn:out"} <= passed
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named(cli: Cli, tmp_path: Path, fault: str) -> None:
+    gguf = write(checkpoint(fault), tmp_path / "model.gguf")
+    verdict, said = verdict_of(cli, recorded(gguf, tmp_path / "folder", LLAMA_IDS), LLAMA_IDS)
+    assert verdict.outcome is Outcome.FAIL, said
+    assert str(verdict.where).startswith(FAULTS[fault][1]), said
+
+
+@pytest.mark.parametrize(
+    ("wrong", "where"),
+    [
+        ({"permuted": False}, "layers.0.self_attn:context"),
+        ({"rms_norm_eps": 1e-4}, "layers.0.input_layernorm:out"),
+    ],
+)
+def test_a_fault_of_the_converter_is_named(
+    cli: Cli, tmp_path: Path, wrong: dict[str, Any], where: str
+) -> None:
+    gguf = write(checkpoint(), tmp_path / "model.gguf", **wrong)
+    verdict, said = verdict_of(cli, recorded(gguf, tmp_path / "folder", LLAMA_IDS), LLAMA_IDS)
+    assert verdict.outcome is Outcome.FAIL, said
+    assert str(verdict.where) == where, said
+
+
+def test_a_right_minimax_m2_passes(cli: Cli, tmp_path: Path) -> None:
+    folder = recorded(write(TINY, tmp_path / "model.gguf"), tmp_path / "folder", IDS)
+    verdict, said = verdict_of(cli, folder, IDS, *of(TINY))
+    assert verdict.outcome is Outcome.PASS, said
+    assert verdict.whole.outcome is Outcome.PASS, said
+
+
+def test_quantised_weights_are_judged_by_what_they_are(cli: Cli, tmp_path: Path) -> None:
+    """What a GGUF's weights are, in float32, is a checkpoint and a GGUF: the graph is right."""
+    same = rounded(TINY, tmp_path / "rounded", Q8)
+    folder = recorded(write(same, tmp_path / "model.gguf", F32), tmp_path / "folder", IDS)
+    verdict, said = verdict_of(cli, folder, IDS, *of(same))
+    assert verdict.outcome is Outcome.PASS, said
+
+
+def test_quantised_weights_fail_beside_the_ones_they_were(cli: Cli, tmp_path: Path) -> None:
+    folder = recorded(write(TINY, tmp_path / "model.gguf", Q8), tmp_path / "folder", IDS)
+    verdict, said = verdict_of(cli, folder, IDS, *of(TINY))
+    assert verdict.outcome is Outcome.FAIL, said
+    assert str(verdict.where).startswith("embed_tokens"), said
