@@ -363,7 +363,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             for each, count in heads.items()
             for what in ("proj", "norm")
         }
-        widths |= {"self_attn:context": sizes.heads * sizes.head_dim}
+        widths |= {"self_attn:context": sizes.heads * (sizes.value_dim or sizes.head_dim)}
         inside = ("gate_proj:out", "up_proj:out", "down_proj:in")
         widths |= {f"mlp.{each}": sizes.intermediate for each in inside}
         return {**widths, "mlp.gate:logits": sizes.experts}.get(name, sizes.hidden)
