@@ -294,7 +294,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory, two_blocks: Path) -> Path:
                 torch.save(torch.zeros(1, 64, 96), rank / f"{CTE}norm_output.pt")
                 for rank in folder.iterdir()
             ],
-            "so that the files are of two runs, or of two buckets: keep",
+            "of two buckets, or of replicas that serve other requests: keep",
         ),
         (
             lambda folder: (folder / "rank_0" / f"{CTE}norm_output.pt").write_bytes(b"nothing"),
@@ -303,7 +303,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory, two_blocks: Path) -> Path:
         (
             lambda folder: replaced(folder, "layers.1_output", lambda held: held[:, :64]),
             "rank 0 captured bfloat16 [1, 128, 96] and rank 2 bfloat16 [1, 64, 96], so that the "
-            "files are of two runs, or of two buckets: keep every rank's",
+            "files are of two runs, of two buckets, or of replicas that serve other requests",
         ),
         (
             lambda folder: replaced(folder, "layers.1_output", torch.Tensor.float),
@@ -311,7 +311,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory, two_blocks: Path) -> Path:
         ),
         (
             lambda folder: replaced(folder, "embed_tokens_input", lambda held: held + 1),
-            "embed_tokens:in: the ranks were fed other tokens, so that the files are of two runs",
+            "embed_tokens:in: rank 0 and rank 1 were fed other tokens, so that the files are of",
         ),
         (
             lambda folder: versions(folder, "0.16.0"),

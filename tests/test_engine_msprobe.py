@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import engine_run
 import pytest
 import torch
 from conftest import Ended
@@ -153,3 +154,29 @@ def test_what_is_refused(judge: Judge, tmp_path: Path) -> None:
     for name, own in (("proc1", "rank0"), ("proc2", "rank2")):
         (rank.parent / own).rename(rank.parent / name)
     judge.refuses(folder, "holds what 2 processes dumped, and not of which ranks: keep one")
+
+
+def test_replicas_are_told_and_ranks_of_two_runs_are_refused(
+    judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds all of every tensor: of the same request, of another, of a longer one."""
+    own = engine_run.PROMPT
+    others = {}
+    for name, ids in (("same", own), ("other", own[::-1]), ("longer", [*own, 7])):
+        monkeypatch.setattr(engine_run, "PROMPT", ids)
+        others[name] = seen.__wrapped__(judge.model)[0]
+
+    monkeypatch.setattr(engine_run, "PROMPT", own)
+
+    def folder_of(name: str, *, said: bool) -> Path:
+        folder = tmp_path / f"{name}{said}"
+        for rank, held in enumerate((others["same"], others[name])):
+            own = folder / "step0" / f"rank{rank}"
+            write(own, held, judge.model, only=lambda site: said or site != "embed_tokens.in/0")
+        return folder
+
+    assert judge(folder_of("same", said=True)).outcome is Outcome.PASS
+    assert "its 2 ranks each hold all of every tensor, and agree: replicas" in judge.ended.out
+    judge.refuses(folder_of("other", said=True), "rank 0 and rank 1 were fed other tokens")
+    judge.refuses(folder_of("other", said=False), "replicas that serve other requests, or ranks")
+    judge.refuses(folder_of("longer", said=True), "[1, 24, 64] and rank 1 float32 [1, 25, 64]")

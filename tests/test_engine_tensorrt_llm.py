@@ -12,10 +12,13 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import engine_run
 import pytest
 import torch
 from conftest import Ended
 from engine_run import FAULTS, Judge, Seen, seen
+
+from layerparity.record.verdict import Outcome
 
 pytestmark = pytest.mark.usefixtures("no_mistakes_tried")
 TYPES = (torch.float32, torch.bfloat16)
@@ -243,3 +246,27 @@ def test_what_is_refused(judge: Judge, tmp_path: Path) -> None:
     for each in (folder / "rank0").glob("1.LlamaModel-4.*"):
         each.unlink()
     judge.refuses(folder, "holds 2 blocks of a pass, and the model has 3: copy every file of one")
+
+
+def test_replicas_are_told_and_ranks_of_two_runs_are_refused(
+    judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds all of every tensor: of the same request, of another."""
+    own = engine_run.PROMPT
+    others = {}
+    for name, ids in (("same", own), ("other", own[::-1])):
+        monkeypatch.setattr(engine_run, "PROMPT", ids)
+        others[name] = seen.__wrapped__(judge.model)[0]
+
+    monkeypatch.setattr(engine_run, "PROMPT", own)
+
+    def folder_of(name: str, *, said: bool) -> Path:
+        folder = tmp_path / f"{name}{said}"
+        for rank, held in enumerate((others["same"], others[name])):
+            write(Hook(folder / f"rank{rank}", lambda site: said or site != "embed_tokens"), held)
+        return folder
+
+    assert judge(folder_of("same", said=True)).outcome is Outcome.PASS
+    assert "its 2 ranks each hold all of every tensor, and agree: replicas" in judge.ended.out
+    judge.refuses(folder_of("other", said=True), "rank 0 and rank 1 were fed other tokens")
+    judge.refuses(folder_of("other", said=False), "replicas that serve other requests, or ranks")

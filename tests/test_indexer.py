@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import Ended
 from test_port_hf import padded_batch, port_of, run_all
+from test_recording import engine, recorded
 from torch import nn
 
 from layerparity.ground.errors import Exit
@@ -156,3 +157,16 @@ def test_a_choice_that_is_none_ties_with_nothing() -> None:
     assert flips(golden, torch.tensor([[-1, 0]]), scores, real)["flips_outside_noise"] == 1
     exact = flips(torch.tensor([[0, 2]]), torch.tensor([[0, 3]]), scores, real)
     assert (exact["flips"], exact["flips_outside_noise"], exact["tie_margin"]) == (1, 0, 0)
+
+
+def test_what_a_model_with_wider_values_recorded_has_its_heads(
+    cli: Callable[..., Ended], store: Path, tmp_path: Path
+) -> None:
+    """Sixteen channels of a head's values, and eight that positions rotate."""
+    model = folders.deepseek_v32(tmp_path / "model")
+    recorded(engine(model), tmp_path / "dump", steps=0, sites="components")
+    own = ("job=compare", "job.own_inputs=true", f"candidate={tmp_path / 'dump'}")
+    of = ("model=checkpoint", f"model.path={model}", "device_map=cpu")
+    ended = cli(f"tracking.folder={store}", *own, *of)
+    assert ended.exit == Exit.OK, ended.out + ended.err
+    assert "layers.0.self_attn:context is left out" not in ended.out

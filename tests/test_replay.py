@@ -194,6 +194,12 @@ def test_a_router_that_takes_one_maximum_after_the_other_is_told_too(tmp_path: P
     other = port.run("layers.0", given)
     assert torch.equal(other.tensors["mlp.gate:choices"], own)
     assert not torch.equal(other.output, natural.output)
+    # Fed logits, it is called once more: what it would have chosen of these is shown.
+    port, call = replayed(folder, "layers.0", own)
+    call.fed = {0: {"mlp.gate:logits": -natural.tensors["mlp.gate:logits"]}}
+    lowest = natural.tensors["mlp.gate:logits"].topk(2, largest=False).indices.sort().values
+    shown = port.run("layers.0", given).tensors["mlp.gate:choices"]
+    assert torch.equal(shown[call.attention_mask.bool()], lowest[call.attention_mask.bool()])
 
 
 def test_told_its_own_choices_a_block_is_the_same_to_the_bit(made: Made) -> None:

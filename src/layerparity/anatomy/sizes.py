@@ -31,6 +31,7 @@ class ModelSizes:
     that positions rotate. ``windows`` holds, for each block, the number of tokens its attention
     looks back, or 0 for all of them. ``without_keys`` are the blocks that keep no keys and values:
     those with a state of one size, as mamba and linear attention have, or without attention.
+    ``value_dim`` is how many channels a head's values have.
     """
 
     hidden: int
@@ -45,6 +46,7 @@ class ModelSizes:
     vocabulary: int
     windows: tuple[int, ...]
     without_keys: frozenset[int] = frozenset()
+    value_dim: int = 0
 
     @property
     def divided(self) -> dict[str, int]:
@@ -85,6 +87,7 @@ def sizes_of(config: Any) -> ModelSizes:
         vocabulary=_first(readers, "vocab_size"),
         windows=tuple(window if kind == _WINDOWED else 0 for kind in kinds),
         without_keys=frozenset(n for n, kind in enumerate(kinds) if kind in _WITHOUT_KEYS),
+        value_dim=_first(readers, "v_head_dim") or head_dim,
     )
 
 

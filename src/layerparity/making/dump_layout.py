@@ -41,14 +41,16 @@ class DumpLayout:
     """The tokens that were fed: ``mask`` is int64 [batch, token], padded left.
 
     ``head_dim`` is how many channels a head has, by which channels are taken apart where a site
-    shows heads. ``sequences`` is how many sequences a pass held with those that pad it, 0 for no
-    more than there are. Rows ``on_the_right`` are padded behind their tokens.
+    shows heads; ``value_dim`` how many its values have, as attention puts out. ``sequences`` is
+    how many sequences a pass held with those that pad it, 0 for no more than there are. Rows
+    ``on_the_right`` are padded behind their tokens.
     """
 
     mask: torch.Tensor
     head_dim: int = 0
     sequences: int = 0
     on_the_right: bool = False
+    value_dim: int = 0
 
     @property
     def rows(self) -> list[int]:

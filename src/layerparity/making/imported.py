@@ -261,6 +261,8 @@ def _laid(
 ) -> tuple[torch.Tensor | str, SiteSpec]:
     """Return a tensor as a run records it, with its axes, or why it does not fit its site."""
     step = site.step if site.phase == DECODE else 0
+    if site.local == "self_attn:context":
+        layout = replace(layout, head_dim=layout.value_dim or layout.head_dim)
     shown = layout.with_heads(spec, held, step)
     laid = layout.laid_out(held, shown, step)
     if shown != spec and site.component.endswith("_proj") and not isinstance(laid, str):
@@ -304,8 +306,8 @@ def _last_alone(recorded: Recorded, plan: RunPlan, inputs: Inputs, why: str) -> 
 
 def _layout(recorded: Recorded, plan: RunPlan, inputs: Inputs) -> DumpLayout:
     """Return how tokens lie in what was recorded."""
-    head_dim = sizes_of(plan.checkpoint.config).head_dim
-    return DumpLayout(inputs.attention_mask, head_dim, recorded.sequences, recorded.on_the_right)
+    sizes, ends = sizes_of(plan.checkpoint.config), (recorded.sequences, recorded.on_the_right)
+    return DumpLayout(inputs.attention_mask, sizes.head_dim, *ends, sizes.value_dim)
 
 
 def _replicas(

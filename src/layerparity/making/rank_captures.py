@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.shards import spans
-from layerparity.anatomy.site import EMBEDDING, PREFILL, Site
+from layerparity.anatomy.site import PREFILL, Site
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.making import behind_norm
 from layerparity.making.dump_layout import DumpLayout, spec_of
 from layerparity.making.elsewhere import LOGITS, Recorded, fed, stamp
+from layerparity.making.rank_runs import hold_all, refuse_other_tokens, refuse_two_runs, unpadded
 from layerparity.making.same_tokens import GoldenOfTokens
 from layerparity.numbers.rank_parts import (
     PartKind,
@@ -81,6 +82,8 @@ def of_folder(
             on_the_right=captures.on_the_right,
         )
         merged.tell_terms(GoldenOfTokens(plan, store, inputs, layout))
+    agree = merged.copies and not merged.disagreeing
+    alike = [f"its {captures.ranks} ranks each hold all of every tensor, and agree: replicas"]
     unsummed = [
         f"what the ranks hold at {site} adds up to the golden's, and none holds the sum: a "
         "reduction is missing"
@@ -90,7 +93,7 @@ def of_folder(
         recorded,
         ranks=merged.record(plan),
         replicas=merged.replicas(),
-        notes=[*recorded.notes, *unsummed[:_MENTIONED]],
+        notes=[*recorded.notes, *(alike if agree else ()), *unsummed[:_MENTIONED]],
     )
 
 
@@ -153,6 +156,9 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             split = self._split(site)
             if split is not None:
                 self.splits[site] = split
+        self.copies = hold_all(self.splits) and captures.ranks > 1
+        if self.copies and self.disagreeing and not self._alike:
+            refuse_other_tokens(self.splits)
 
     def __getitem__(self, site: Site) -> torch.Tensor:
         return self._whole(site, self.parts(site))
@@ -201,7 +207,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
     def parts(self, site: Site) -> list[torch.Tensor]:
         """Return what each rank captured at a site. Raises UserError for a file of no tensor."""
         width = self._width(site)
-        return [_unpadded(part, width) for part in self.captures.parts[site].read()]
+        return [unpadded(part, width) for part in self.captures.parts[site].read()]
 
     def _odd(self, site: Site) -> torch.Tensor:
         """Return a site of the prefill as an odd rank holds it, or holds a slice of it."""
@@ -226,7 +232,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         if bucket and any(part.dim() < 2 and part.numel() <= 1 for part in parts):
             self.skipped[str(site)] = "the module put nothing out: a placeholder was captured"
             return None
-        _refuse_two_runs(site, parts)
+        refuse_two_runs(site, parts)
         said = self.captures.splits.get(_plain(site))
         if said is not None:
             return said
@@ -357,41 +363,10 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             for each, count in heads.items()
             for what in ("proj", "norm")
         }
-        widths |= {"self_attn:context": sizes.heads * sizes.head_dim}
+        widths |= {"self_attn:context": sizes.heads * (sizes.value_dim or sizes.head_dim)}
         inside = ("gate_proj:out", "up_proj:out", "down_proj:in")
         widths |= {f"mlp.{each}": sizes.intermediate for each in inside}
         return {**widths, "mlp.gate:logits": sizes.experts}.get(name, sizes.hidden)
-
-
-def _unpadded(part: torch.Tensor, width: int) -> torch.Tensor:
-    """Return [..., channel] without channels of zeros behind the model's, which a device may want.
-
-    The vocabulary's may be its last rank's alone, and are cut from the whole.
-    """
-    behind = part[..., width:] if part.dim() else part
-    padded = behind.numel() and part.is_floating_point() and not bool(behind.any())
-    return part[..., :width] if padded else part
-
-
-def _refuse_two_runs(site: Site, parts: Sequence[torch.Tensor]) -> None:
-    """Raise UserError where ranks cannot have captured their parts in one run of one program.
-
-    Their types differ, their shapes along more than the axis of which each has a slice (or of how
-    many tokens there are), or the tokens that they were fed.
-    """
-    first = parts[0]
-    for rank, part in enumerate(parts):
-        tokens = part.shape[:-1] != first.shape[:-1] and part.shape[-1] == first.shape[-1]
-        ids = not part.is_floating_point() and site.path == EMBEDDING and not part.equal(first)
-        if part.dtype == first.dtype and part.dim() == first.dim() and not (tokens or ids):
-            continue
-        whose = [f"{each.dtype} {[*each.shape]}".removeprefix("torch.") for each in (first, part)]
-        said = f"rank 0 captured {whose[0]} and rank {rank} {whose[1]}"
-        raise UserError(
-            f"{site}: {'the ranks were fed other tokens' if whose[0] == whose[1] else said}, so "
-            "that the files are of two runs, or of two buckets",
-            "keep every rank's files of one run in a folder.",
-        )
 
 
 def _plain(site: Site) -> Site:

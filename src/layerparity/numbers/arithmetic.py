@@ -334,10 +334,15 @@ class Replay(Mode):
         asked = given.get("dim") == -1 and given.get("keepdim") is True and not self._is_top_k
         if not (asked and self.experts == scores.shape[-1]):
             return func(*args, **named)
-        # Later ones are of what the router masked.
-        self.scores, self.k = scores if self.scores is None else self.scores, self.k + 1
+        # Later ones are of what the router masked, but for one that is called once more on logits
+        # that it is fed: it chooses anew.
         if self.choices is None:
+            if self.scores is None or not bool(scores.isneginf().any()):
+                self.scores = scores
             return func(*args, **named)
+        if self.k in (0, self.choices.shape[-1]):
+            self.scores, self.k = scores, 0
+        self.k += 1
         chosen = self.choices.to(scores.device).flatten(0, -2).view(*scores.shape[:-1], -1)
         # What it took before, the router has masked: the next best of the told choices is left.
         value, place = scores.gather(-1, chosen).max(dim=-1, keepdim=True)

@@ -82,14 +82,15 @@ Widths = Callable[[Sequence[str], int], Sequence[int]]
 def widths_of(sizes: ModelSizes, ranks: int = 1) -> Widths:
     """Return what says how wide each part of a fused tensor of so many channels is.
 
-    A rank has its own share of the queries' heads; keys and values have the rest, in halves. Empty
-    where that does not fit.
+    A rank has its own share of the queries' heads, or all channels of all; keys and values have the
+    rest, in halves. Empty where that does not fit.
     """
+    every = (sizes.heads + 2 * sizes.kv_heads) * sizes.head_dim
 
     def widths(parts: Sequence[str], total: int) -> Sequence[int]:
         if tuple(parts) != FUSED[0]:
             return [total // len(parts)] * len(parts) if total % len(parts) == 0 else ()
-        queries, over = divmod(sizes.heads * sizes.head_dim, ranks)
+        queries, over = divmod(sizes.heads * sizes.head_dim, 1 if total == every else ranks)
         rest = total - queries
         fits = not over and rest > 0 and rest % 2 == 0
         return (queries, rest // 2, rest // 2) if fits else ()

@@ -48,7 +48,8 @@ def descriptions(folder: Path) -> list[DumpDescription]:
         for what in (each for each in first if first[each] != own[each]):
             raise UserError(
                 f"{folder}: rank 0 and rank {rank} have other {what}, and are ranks of two runs",
-                "record all ranks of one run into an empty folder.",
+                "record all ranks of one run into an empty folder, and each data-parallel replica "
+                "into one of its own (rank=0, ranks=1).",
             )
     if [each.rank for each in dumps] != [*range(len(dumps))] or not dumps[0].passes:
         raise UserError(f"{folder} has no pass, or files of other ranks", f"{AGAIN}.")
