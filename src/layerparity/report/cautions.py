@@ -85,8 +85,8 @@ _ALWAYS = {
         "wrong embedding does not show; record embed_tokens:out"
     ),
     DoubtKind.ENDS: (
-        "nothing that {stages} put out was compared: a fault there does not show; record {outputs}, "
-        "or judge blocks alone (scope=range)"
+        "nothing that {stages} put out was compared: a fault there does not show; record "
+        "{outputs}, or judge blocks alone (scope=range)"
     ),
 }
 
