@@ -294,7 +294,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory, two_blocks: Path) -> Path:
                 torch.save(torch.zeros(1, 64, 96), rank / f"{CTE}norm_output.pt")
                 for rank in folder.iterdir()
             ],
-            "of two buckets, or of replicas that serve other requests: keep",
+            "so that the files are of two runs, or of two buckets: keep",
         ),
         (
             lambda folder: (folder / "rank_0" / f"{CTE}norm_output.pt").write_bytes(b"nothing"),
@@ -311,7 +311,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory, two_blocks: Path) -> Path:
         ),
         (
             lambda folder: replaced(folder, "embed_tokens_input", lambda held: held + 1),
-            "embed_tokens:in: rank 0 and rank 1 were fed other tokens, so that the files are of",
+            "embed_tokens:in: rank 0 and rank 2 were fed other tokens, so that the files are of",
         ),
         (
             lambda folder: versions(folder, "0.16.0"),

@@ -259,7 +259,8 @@ def test_a_router_as_topk_gives_it_and_a_head_whose_input_nobody_saw(
     dump = write_dump(tmp_path / "dump", seen, lambda site: usual(site) or ":weights" in site)
     verdict = judged(dump)
     rows = {str(row.site): row for row in verdict.rows}
-    assert (verdict.outcome, verdict.counts["fail"]) == (Outcome.PASS, 0), verdict.where
+    assert (verdict.outcome, verdict.counts["fail"]) == (Outcome.INCONCLUSIVE, 0), verdict.where
+    assert verdict.coverage.doubts == (Doubt(DoubtKind.ENDS, {"stages": ["norm", "lm_head"]}),)
     assert rows["layers.1.mlp.gate:weights"].outcome is Outcome.PASS
     assert rows["layers.2:out"].outcome is Outcome.PASS
     assert rows["lm_head:out"].outcome is Outcome.SKIPPED
