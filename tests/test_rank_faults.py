@@ -92,6 +92,18 @@ def test_a_weight_that_is_not_a_rank_s_slice_is_not_called_one() -> None:
     assert "weight_sliced_per_rank" not in shown(norm(RIGHT))
 
 
+def test_a_weight_that_never_came_is_no_slice_of_one_channel_that_is_1() -> None:
+    held = WEIGHT.clone()
+    held[0] = 1.0
+    sites = {
+        "self_attn.q_proj:out": pair(GIVEN),
+        "self_attn.q_norm:out": pair(rms_normed(GIVEN, 1e-6) * held, rms_normed(GIVEN, 1e-6)),
+    }
+    given = ("self_attn.q_proj:out",)
+    own = seen("self_attn.q_norm", "self_attn.q_norm:out", sites, good=given)
+    assert "weight_sliced_per_rank" not in shown(own)
+
+
 def test_a_rank_s_slice_may_stand_in_every_place_or_in_another_rank_s() -> None:
     parts = WEIGHT.chunk(2, -1)
     quarters = WEIGHT.chunk(4, -1)

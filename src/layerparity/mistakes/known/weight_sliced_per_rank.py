@@ -118,6 +118,9 @@ def _norms(evidence: Evidence) -> Iterator[_Found]:
     if check is None:
         return
     norm = partial(rms_normed, epsilon=check.epsilon)
+    # Then nothing of the weight came, and a slice of some ones or zeros would say as much.
+    if any(check.shows(norm, torch.full_like(check.weight, each)) for each in (1.0, 0.0)):
+        return
     for degree, rank in ranks_of(len(check.weight), even=True):
         span = spans(len(check.weight), degree)[rank]
         for others, own in left_with(check.weight, *span):
