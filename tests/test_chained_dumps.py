@@ -308,6 +308,22 @@ def test_logits_alone_are_judged_by_a_chain_and_name_no_place(
         assert "nothing between embed_tokens:in and it was judged" in answer.where
 
 
+@pytest.mark.parametrize("other", [0, 1])
+def test_token_ids_alone_are_no_pass_and_a_wrong_first_one_fails(
+    judged: Callable[..., Verdict], tmp_path: Path, three_blocks: Path, other: int
+) -> None:
+    chained = chain(dtype=DType.float32, folder=three_blocks)
+    chosen = chained["lm_head:out"][:, -1].topk(2).indices[:, other, None]
+    ids = {"embed_tokens:in": chained["embed_tokens:in"], "tokens:out@decode.0": chosen}
+    ids["tokens:out@decode.1"] = chosen
+    verdict = judged(write_dump(tmp_path / "dump", ids, lambda site: True))
+    assert verdict.outcome is (Outcome.FAIL if other else Outcome.INCONCLUSIVE)
+    if other:
+        answer = answer_of(verdict, commands=())
+        assert answer is not None
+        assert answer.where.endswith("nothing that it is chosen by was judged: any place may be")
+
+
 def test_what_cannot_be_a_chain_is_refused(cli: Cli, store: Path, tmp_path: Path) -> None:
     where = f"tracking.folder={store}"
     capture = (where, "job=capture", f"job.folder={tmp_path / 'dump'}")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from layerparity.anatomy.site import Place, Site
+from layerparity.anatomy.site import HEAD, TOKENS, Place, Site
 from layerparity.ground.numeral import numeral, percent
 from layerparity.judge.evidence import stage_rows
 from layerparity.judge.guilty import judged_of, may_lie_before, name_in_block
@@ -129,7 +129,7 @@ def answer_of(
         return None
     shown = tuple(next_lines(verdict, site) if commands is None else commands)
     if guilt is None:
-        return Answer(f"No place goes wrong by itself: {_inherited(site)}", next=shown)
+        return Answer(_unplaced(site, verdict), next=shown)
     which = "last wrong block's first" if last else "first"
     told = distinct(verdict.causes)
     causes = [f"{how_sure(each)}: {each.sentence}" for each in told] or [""]
@@ -171,11 +171,14 @@ def _on_ranks(guilt: Guilt) -> str:
     return f", on rank{many} {ranges(guilt.ranks)} of {guilt.degree}"
 
 
-def _inherited(site: Site) -> str:
+def _unplaced(site: Site, verdict: Verdict) -> str:
     """Say of the first site that fails, where no place is to blame, where its error comes from."""
-    if site.end == "in":
-        return f"{site} differs, and it is what {site.path} was given"
-    return f"{site} fails first, and what it is computed from fails as well"
+    heads = [row for row in verdict.rows if row.site.path == HEAD and row.outcome in DECIDED]
+    if site.path == TOKENS and not heads:
+        return f"{site} is wrong, and nothing that it is chosen by was judged: any place may be"
+    given = f"{site} differs, and it is what {site.path} was given"
+    first = f"{site} fails first, and what it is computed from fails as well"
+    return f"No place goes wrong by itself: {given if site.end == 'in' else first}"
 
 
 def _also(further: Sequence[Guilt]) -> Iterator[str]:
