@@ -313,7 +313,7 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "wrong residual add does not show",
         "layer 0 was fed the candidate's own layers.0:in, and embed_tokens:out was not compared: a "
         "wrong embedding does not show; record embed_tokens:out",
-        "nothing that norm and lm_head put out was compared: a fault there does not show; record "
+        "nothing that norm and lm_head put out was seen: a fault there does not show; record "
         "norm:out, lm_head:out, or judge blocks alone (scope=range)",
         "The sweep night ended as KILLED: what did not finish was not compared.",
     ]

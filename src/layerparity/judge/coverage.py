@@ -215,9 +215,9 @@ def _doubts(seen: Coverage, rows: Sequence[Row]) -> Iterator[Doubt]:
     # Of what ran from tokens on: what block 0 is fed may be what a wrong embedding gave out.
     if {"embed_tokens:in", "layers.0:in"} <= decided and "embed_tokens:out" not in decided:
         yield Doubt(DoubtKind.EMBEDDING, {})
-    unjudged = _unjudged_ends(rows) if seen.full else []
-    if unjudged:
-        yield Doubt(DoubtKind.ENDS, {"stages": unjudged})
+    ends = _unseen_ends(rows) if seen.full else []
+    if ends:
+        yield Doubt(DoubtKind.ENDS, {"stages": ends})
     vary = seen.texts is None or seen.texts.vary or (seen.texts.vary_decoding and seen.decoded)
     if not vary and any(each.judged for each in seen.classes):
         yield Doubt(DoubtKind.ATTENTION, {})
@@ -235,14 +235,15 @@ _UNSEEN = (
 )
 
 
-def _unjudged_ends(rows: Sequence[Row]) -> list[str]:
-    """Return the stages behind the blocks that nothing computed of them judges.
+def _unseen_ends(rows: Sequence[Row]) -> list[str]:
+    """Return the stages behind the blocks of which nothing that they put out was seen.
 
-    A head shows the norm that it was fed by, unless its own input was seen.
+    A head shows the norm that it was fed by, unless its own input was seen. What was seen and could
+    not be judged says so itself.
     """
-    judged = {(row.site.path, row.site.end) for row in rows if row.outcome in DECIDED}
-    head = (HEAD, "out") in judged
-    shown = {NORM: (NORM, "out") in judged or (head and (HEAD, "in") not in judged), HEAD: head}
+    seen = {(row.site.path, row.site.end) for row in rows if row.outcome is not Outcome.SKIPPED}
+    head = (HEAD, "out") in seen
+    shown = {NORM: (NORM, "out") in seen or (head and (HEAD, "in") not in seen), HEAD: head}
     return [stage for stage, is_shown in shown.items() if not is_shown]
 
 

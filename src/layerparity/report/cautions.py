@@ -85,7 +85,7 @@ _ALWAYS = {
         "wrong embedding does not show; record embed_tokens:out"
     ),
     DoubtKind.ENDS: (
-        "nothing that {stages} put out was compared: a fault there does not show; record "
+        "nothing that {stages} put out was seen: a fault there does not show; record "
         "{outputs}, or judge blocks alone (scope=range)"
     ),
 }
