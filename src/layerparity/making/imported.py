@@ -14,17 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity import __version__
-from layerparity.anatomy.site import (
-    CHOICES,
-    DECODE,
-    HEAD,
-    NORM,
-    PREFILL,
-    TOKENS,
-    WEIGHTS,
-    Site,
-    SiteSpec,
-)
+from layerparity.anatomy.site import CHOICES, DECODE, HEAD, NORM, PREFILL, WEIGHTS, Site, SiteSpec
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.anatomy.stream import given_on, same_elsewhere
 from layerparity.ground import console
@@ -199,12 +189,11 @@ def _scoped(recorded: Recorded, plan: RunPlan, config: Config) -> Config:
 
     Where nothing of the blocks was, a golden can only be a chain of its own.
     """
-    ends = {LOGITS.path, TOKENS} & {site.path for site in recorded.tensors}
+    ends = {LOGITS.path, "tokens"} & {site.path for site in recorded.tensors}
     if ends and all(site.layer is None for site in recorded.tensors):
-        what = "logits are" if LOGITS.path in ends else "tokens are"
         console.note(
-            f"{recorded.name} shows nothing of the blocks: its {what} judged by a whole chain, "
-            "and what is wrong with them may be anywhere. Record layers.N:out of each block"
+            f"{recorded.name} shows nothing of the blocks: it is judged by a whole chain, and what "
+            "is wrong may be anywhere. Record layers.N:out of each block"
         )
         return replace(config, feed=FeedMode.chained)
     inputs = {*recorded.tensors, *same_elsewhere(recorded.tensors, plan.num_layers)}
