@@ -189,7 +189,7 @@ def _scoped(recorded: Recorded, plan: RunPlan, config: Config) -> Config:
 
     Where nothing of the blocks was, a golden can only be a chain of its own.
     """
-    ends = {LOGITS.path, "tokens"} & {site.path for site in recorded.tensors}
+    ends = {LOGITS.path, CHOSEN.path} & {site.path for site in recorded.tensors}
     if ends and all(site.layer is None for site in recorded.tensors):
         console.note(
             f"{recorded.name} shows nothing of the blocks: it is judged by a whole chain, and what "
