@@ -41,6 +41,8 @@ def golden(cli: Cli, store: Path, model: Path, rows: list[list[int]]) -> list[st
     ended = cli("job=export", words[0], "run=latest", "to=references", "job.layout=nxdi")
     assert not ended.exit, ended.err
     assert "TensorReplacementConfig(ref_dir=" in ended.out
+    both = cli("job=export", words[0], "run=latest", "to=x", "job.layout=nxdi", "job.golden=true")
+    assert (both.exit, "leave job.golden out" in both.err) == (2, True)
     return [*words, *asked]
 
 

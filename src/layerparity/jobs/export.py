@@ -67,7 +67,7 @@ def run(config: Config) -> Exit:
             )
         each.read_manifest()
     if config.job.layout is ExportLayout.nxdi:
-        return _replacement(runs, config.to)
+        return _replacement(runs, config)
     if config.job.golden:
         runs = [*_goldens_of(store, runs), *runs]
     to = expanded(config.to or f"{_usual(runs[-1], EVERY if every else '')}{ZIP}").absolute()
@@ -92,18 +92,19 @@ def _usual(run: StoredRun, called: str = "") -> str:
     return plain or f"{run.kind}-{run.id[:8]}"
 
 
-def _replacement(runs: Sequence[StoredRun], to: str | None) -> Exit:
+def _replacement(runs: Sequence[StoredRun], config: Config) -> Exit:
     """Write one golden's tensors for a compiled NxDI model to be fed; say how it takes them."""
-    from layerparity.record.replacement import FILE, write_replacement
+    from layerparity.record.replacement import FILE, module_of, write_replacement
 
-    if len(runs) != 1 or runs[0].kind != RunKind.golden.value:
+    if len(runs) != 1 or runs[0].kind != RunKind.golden.value or config.job.golden:
         raise UserError(
-            "job.layout=nxdi wants one golden run", "name it: run=, its id, its name or latest."
+            "job.layout=nxdi wants one golden run",
+            "name it: run=, its id, its name or latest; and leave job.golden out.",
         )
     golden = runs[0]
-    folder = expanded(to or f"{_usual(golden)}-nxdi").absolute()
-    records = golden.read_manifest().records
-    with progress.shown("tensors", len(records)) as bar:
+    folder = expanded(config.to or f"{_usual(golden)}-nxdi").absolute()
+    count = sum(module_of(each.site) is not None for each in golden.read_manifest().records)
+    with progress.shown("tensors", count) as bar:
         counts = write_replacement(golden, folder, bar.step)
     for module, count in counts.items():
         console.say(f"{module}: {count} tensors")
