@@ -34,7 +34,13 @@ def tensors_in(held: object) -> list[torch.Tensor]:
 
 
 @lru_cache
-def seen(folder: Path, dtype: torch.dtype = torch.float32, fault: str = "", steps: int = 0) -> Any:
+def seen(
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    fault: str = "",
+    steps: int = 0,
+    prompt: tuple[int, ...] = tuple(PROMPT),
+) -> Any:
     """Run a model from tokens on, greedily for some steps; return a `Seen` for each pass.
 
     Names are ``layers.1.mlp.out/0``, ``layers.1.mlp.in/0``; those of the model have no module.
@@ -59,7 +65,7 @@ def seen(folder: Path, dtype: torch.dtype = torch.float32, fault: str = "", step
     for name, module in model.named_modules():
         if name and name != "model":
             module.register_forward_hook(hook(name.removeprefix("model.")), with_kwargs=True)
-    ids, cache = torch.tensor([PROMPT]), None
+    ids, cache = torch.tensor([prompt]), None
     with torch.inference_mode():
         for _ in range(steps + 1):
             passes.append({})

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import engine_run
 import pytest
 import torch
 from conftest import Ended
@@ -156,17 +155,11 @@ def test_what_is_refused(judge: Judge, tmp_path: Path) -> None:
     judge.refuses(folder, "holds what 2 processes dumped, and not of which ranks: keep one")
 
 
-def test_replicas_are_told_and_ranks_of_two_runs_are_refused(
-    judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_are_told_and_ranks_of_two_runs_are_refused(judge: Judge, tmp_path: Path) -> None:
     """Each holds all of every tensor: of the same request, of another, of a longer one."""
-    own = engine_run.PROMPT
-    others = {}
-    for name, ids in (("same", own), ("other", own[::-1]), ("longer", [*own, 7])):
-        monkeypatch.setattr(engine_run, "PROMPT", ids)
-        others[name] = seen.__wrapped__(judge.model)[0]
-
-    monkeypatch.setattr(engine_run, "PROMPT", own)
+    own = tuple(PROMPT)
+    prompts = {"same": own, "other": own[::-1], "longer": (*own, 7)}
+    others = {name: seen(judge.model, prompt=each)[0] for name, each in prompts.items()}
 
     def folder_of(name: str, *, said: bool) -> Path:
         folder = tmp_path / f"{name}{said}"

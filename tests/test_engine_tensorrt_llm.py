@@ -12,11 +12,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import engine_run
 import pytest
 import torch
 from conftest import Ended
-from engine_run import FAULTS, Judge, Seen, seen
+from engine_run import FAULTS, PROMPT, Judge, Seen, seen
 
 from layerparity.record.verdict import Outcome
 
@@ -248,17 +247,11 @@ def test_what_is_refused(judge: Judge, tmp_path: Path) -> None:
     judge.refuses(folder, "holds 2 blocks of a pass, and the model has 3: copy every file of one")
 
 
-def test_replicas_are_told_and_ranks_of_two_runs_are_refused(
-    judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replicas_are_told_and_ranks_of_two_runs_are_refused(judge: Judge, tmp_path: Path) -> None:
     """Each holds all of every tensor: of the same request, of another."""
-    own = engine_run.PROMPT
-    others = {}
-    for name, ids in (("same", own), ("other", own[::-1])):
-        monkeypatch.setattr(engine_run, "PROMPT", ids)
-        others[name] = seen.__wrapped__(judge.model)[0]
-
-    monkeypatch.setattr(engine_run, "PROMPT", own)
+    own = tuple(PROMPT)
+    prompts = {"same": own, "other": own[::-1]}
+    others = {name: seen(judge.model, prompt=each)[0] for name, each in prompts.items()}
 
     def folder_of(name: str, *, said: bool) -> Path:
         folder = tmp_path / f"{name}{said}"
