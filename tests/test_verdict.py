@@ -300,6 +300,8 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "golden recorded directly before it, so that what fails goes wrong there.",
         "What is believed was not computed by transformers (port=hf): the golden is of port "
         "<port>. A mistake that both sides share does not show.",
+        "The golden's products round their operands to <operands>: it is judged by the noise of "
+        "that, and a fault smaller than it does not show.",
         "The candidate's port does not say what weights its graph holds.",
         "only dense layers were compared; moe (layers 2..4) never",
         "layer 2: experts 0..2, 7 were never exercised, and nothing shows that their weights are "
@@ -477,6 +479,7 @@ SAID = [
     "fed by its own chain, whose rounding has no floor here: compare with feed=isolated",
     "the golden has no reference of <stage> alone: make it with capture=components",
     "the golden has no noise floor for <dtype>: make it with reference.dtypes",
+    "the golden has no noise floor for <dtype> of <operands> operands: make it with operands",
     "the golden is itself 5.25 times as far off its reference as clean computations are: make it "
     "again, on another device or with another attn_implementation",
     "only 25 % of the tokens were routed alike: use port.replay=true",

@@ -22,13 +22,23 @@ import torch
 from safetensors.torch import save_file
 
 from layerparity.ground.errors import UserError
+from layerparity.record.dump_format import GRAPH_FILE, OPERANDS
 from layerparity.record.recorded_passes import empty_folder
 
 # A function that llama.cpp calls before it computes a tensor (does one want it?) and after it.
 Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
-FILE = "graph.safetensors"
 # All that stand for something, but what has the square of the number of tokens.
 _NAME = re.compile(r"(?!kq[-_])\w+-\d+|(?:inp_)?embd|result_\w+", re.ASCII)
+_UNKNOWN = "this library lays tensors out in a way unknown here: dump them in C++."
+# What the CPU's kernels round the other operand to, by the type of the first: `vec_dot_type` of
+# ggml-cpu.c. Others are packed in groups of 256.
+_OPERANDS = {
+    **{"f32": "", "f16": "float16", "bf16": "bfloat16"},
+    **dict.fromkeys(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1", "mxfp4", "iq4_nl"), "q8_0"),
+}
+_PRODUCTS = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "FLASH_ATTN_EXT": 1}
+# The bytes of a ggml_tensor before its operands, and before its name.
+_BEFORE_OPERANDS, _BEFORE_NAME = 152, 256
 _TYPES = {
     "f32": torch.float32,
     "f16": torch.float16,
@@ -60,7 +70,7 @@ def recording(library: ctypes.CDLL, to: str | Path) -> Iterator[object]:
         UserError: The folder holds tensors, the library lays tensors out in a way unknown here, or
             nothing was ever evaluated.
     """
-    path = empty_folder(Path(to), 0) / FILE
+    path = empty_folder(Path(to), 0) / GRAPH_FILE
     if path.exists():
         raise UserError(f"{path} is of an earlier recording", "give an empty folder (to=).")
     graph = _Graph(library)
@@ -72,7 +82,7 @@ def recording(library: ctypes.CDLL, to: str | Path) -> Iterator[object]:
             "llama.cpp evaluated nothing while it was recorded",
             "set cb_eval before the context is made, and decode within the block.",
         )
-    save_file(graph.held, path)
+    save_file(graph.held, path, {OPERANDS: " ".join(sorted(graph.operands - {""}))})
 
 
 class _Graph:
@@ -80,11 +90,14 @@ class _Graph:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.held: dict[str, torch.Tensor] = {}
+        self.operands: set[str] = set()
         self.error: Exception | None = None
         self.callback = Callback(self._called)
         self._first, self._over = "", False
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._name = _function(library, "ggml_get_name", ctypes.c_char_p, pointer)
+        self._name_at = _function(library, "ggml_get_name", ctypes.c_size_t, pointer)
+        self._op = _function(library, "ggml_op_desc", ctypes.c_char_p, pointer)
         self._type = _function(library, "ggml_type_name", ctypes.c_char_p, ctypes.c_int)
         self._bytes = _function(library, "ggml_nbytes", size, pointer)
         self._count = _function(library, "ggml_nelements", ctypes.c_int64, pointer)
@@ -98,12 +111,27 @@ class _Graph:
             name = self._name(tensor).decode()
             if asked:
                 self._over |= bool(self.held) and name == self._first
+                self._note_operands(tensor)
                 return not self._over and _NAME.fullmatch(name) is not None
             self._first = self._first or name
             self.held[name] = self._read(tensor, name)
         except Exception as error:
             self.error, self._over = error, True
         return True
+
+    def _note_operands(self, tensor: int) -> None:
+        """Note what a product's operands are rounded to."""
+        which = _PRODUCTS.get(self._op(tensor).decode())
+        if which is None:
+            return
+        if self._name_at(tensor) - tensor != _BEFORE_NAME:
+            raise UserError("its products' operands cannot be found", _UNKNOWN)
+        operands = (ctypes.c_size_t * 10).from_address(tensor + _BEFORE_OPERANDS)
+        kind = self._type(_Head.from_address(operands[which]).type).decode()
+        rounded = _OPERANDS.get(kind, "q8_k")
+        # Names of a graph: a cache's products are kq and kqv.
+        where = "flash_" if which else "attention_" if self._name(tensor).startswith(b"kq") else ""
+        self.operands.add(f"{where}{rounded}" if rounded else "")
 
     def _read(self, tensor: int, name: str) -> torch.Tensor:
         """Return a copy of a tensor as it is laid out in memory, the innermost axis last."""
@@ -114,7 +142,7 @@ class _Graph:
         if dtype is None or prod(shape) != self._count(tensor) or strides[-1] != dtype.itemsize:
             raise UserError(
                 f"{name} cannot be read: a tensor of {kind or 'no known type'}, {shape}",
-                "this library lays tensors out in a way unknown here: dump them in C++.",
+                _UNKNOWN,
             )
         raw = torch.empty(size, dtype=torch.uint8)
         self._get(tensor, raw.data_ptr(), 0, size)

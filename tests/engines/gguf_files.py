@@ -21,6 +21,7 @@ from gguf.tensor_mapping import get_tensor_name_map
 from safetensors.torch import load_file, save_file
 
 F32, Q8 = GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0
+KINDS = (F32, GGMLQuantizationType.BF16, GGMLQuantizationType.F16, Q8)
 _KINDS = {"llama": MODEL_ARCH.LLAMA, "minimax_m2": MODEL_ARCH.MINIMAXM2}
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
 
@@ -66,6 +67,16 @@ def rounded(folder: Path, to: Path, kind: Any) -> Path:
         held = weight.float().numpy()
         own = _kind(name, held, kind)
         weights[name] = torch.from_numpy(dequantize(quantize(held, own), own))
+    save_file(weights, to / "model.safetensors", {"format": "pt"})
+    return to
+
+
+def changed(folder: Path, to: Path, name: str, factor: float) -> Path:
+    """Write a checkpoint in which one tensor is so many times what it was."""
+    to.mkdir()
+    (to / "config.json").write_text((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = weights[name] * factor
     save_file(weights, to / "model.safetensors", {"format": "pt"})
     return to
 

@@ -1,7 +1,6 @@
 """llama.cpp, really run on GGUF files; its own callback records it, and its folder is read.
 
-In float32, without flash attention and with a cache in float32. The library is that within
-xllamacpp, whose C functions are called.
+The library is that within xllamacpp, whose C functions are called.
 """
 
 from __future__ import annotations
@@ -17,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT, Ended
-from gguf_files import F32, Q8, rounded, write
+from gguf.quants import dequantize, quantize
+from gguf_files import F32, KINDS, Q8, changed, rounded, write
 from real_engines import FAULTS, checkpoint, judged
 from real_engines import IDS as LLAMA_IDS
 
+from layerparity.numbers.operands import ROUNDED
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.recording_llama_cpp import Callback, recording
 
@@ -70,8 +71,13 @@ def _c(name: str, result: type | None, *given: type) -> Callable:
     return ctypes.CFUNCTYPE(result, *given)((name, LIB))
 
 
-def recorded(gguf: Path, folder: Path, ids: torch.Tensor, decoded: int = 1) -> Path:
-    """Decode a prompt, [1, token], and return where it was recorded; ``decoded`` times over."""
+def recorded(
+    gguf: Path, folder: Path, ids: torch.Tensor, decoded: int = 1, *, usual: bool = False
+) -> Path:
+    """Decode a prompt, [1, token], and return where it was recorded; ``decoded`` times over.
+
+    As ``usual`` attention is flash's, and a cache in float16; else neither.
+    """
     LIB.llama_log_set(_SILENT, None)
     LIB.llama_backend_init()
     load = _c("llama_model_load_from_file", c_void_p, ctypes.c_char_p, ModelParams)
@@ -80,7 +86,8 @@ def recorded(gguf: Path, folder: Path, ids: torch.Tensor, decoded: int = 1) -> P
     params = _c("llama_context_default_params", ContextParams)()
     said = (params.n_ctx, params.n_ubatch, params.flash_attn_type, params.type_k, params.type_v)
     assert said == (512, 512, -1, 1, 1), "the structures above are of another version"
-    params.flash_attn_type = params.type_k = params.type_v = 0
+    if not usual:
+        params.flash_attn_type = params.type_k = params.type_v = 0
     params.n_threads = params.n_threads_batch = 1
     with recording(LIB, to=folder) as params.cb_eval:
         context = _c("llama_init_from_model", c_void_p, c_void_p, ContextParams)(model, params)
@@ -148,12 +155,30 @@ def test_a_right_minimax_m2_passes(cli: Cli, tmp_path: Path) -> None:
     assert verdict.whole.outcome is Outcome.PASS, said
 
 
-def test_quantised_weights_are_judged_by_what_they_are(cli: Cli, tmp_path: Path) -> None:
-    """What a GGUF's weights are, in float32, is a checkpoint and a GGUF: the graph is right."""
-    same = rounded(TINY, tmp_path / "rounded", Q8)
-    folder = recorded(write(same, tmp_path / "model.gguf", F32), tmp_path / "folder", IDS)
+@pytest.mark.parametrize("usual", [False, True], ids=["float32", "as it comes"])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_its_kernels_are_judged_by_what_they_round(
+    cli: Cli, tmp_path: Path, kind: Any, usual: bool
+) -> None:
+    """Weights of this kind are worth what the checkpoint holds; activations are rounded, too."""
+    same = TINY if kind is F32 else rounded(TINY, tmp_path / "rounded", kind)
+    folder = recorded(write(same, tmp_path / "a.gguf", kind), tmp_path / "right", IDS, usual=usual)
     verdict, said = verdict_of(cli, folder, IDS, *of(same))
     assert verdict.outcome is Outcome.PASS, said
+    assert ("round their operands to" in said) is (usual or kind is not F32)
+
+    wrong = changed(same, tmp_path / "wrong", "model.layers.3.self_attn.v_proj.weight", 1.1)
+    folder = recorded(write(wrong, tmp_path / "b.gguf", kind), tmp_path / "bad", IDS, usual=usual)
+    verdict, said = verdict_of(cli, folder, IDS, *of(same))
+    assert verdict.outcome is Outcome.FAIL, said
+    assert str(verdict.where) == "layers.3.self_attn.v_proj:out", said
+
+
+def test_activations_are_packed_as_the_format_packs_weights() -> None:
+    given = torch.randn(16, 256, generator=torch.Generator().manual_seed(0))
+    packed = torch.from_numpy(dequantize(quantize(given.numpy(), Q8), Q8))
+    # Ties go to even here and away from 0 there: one in very many.
+    assert float((ROUNDED["q8_0"].rounded(given) == packed).double().mean()) > 0.999
 
 
 def test_quantised_weights_fail_beside_the_ones_they_were(cli: Cli, tmp_path: Path) -> None:

@@ -244,6 +244,12 @@ def tensor_names(path: Path, cure: str = RUN_AGAIN) -> list[str]:
         return list(file.keys())
 
 
+def file_notes(path: Path, cure: str = RUN_AGAIN) -> dict[str, str]:
+    """Return what a file of tensors says beside them. Raises UserError; see `reading`."""
+    with _opened(path, cure) as file:
+        return dict(file.metadata() or {})
+
+
 @contextmanager
 def _opened(path: Path, cure: str) -> Iterator[safe_open]:
     from safetensors import SafetensorError, safe_open

@@ -188,6 +188,10 @@ def _cautions(
     other = [each.port for each in golden.manifests if not is_transformers(each.port)]
     if golden.proved and other and other[0]:
         cautions.append(Caution(CautionKind.GOLDEN_OF_A_PORT, values={"port": other[0]}))
+    rounded = {each.computed.operands for each in candidate.manifests} - {()}
+    for operands in sorted(rounded):
+        values = {"operands": " and ".join(operands)}
+        cautions.append(Caution(CautionKind.ROUNDED_OPERANDS, "candidate", values))
     cautions += same_experiment(golden, candidate)
     for role, side in sides:
         if not side.proved:

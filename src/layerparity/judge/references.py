@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from layerparity.anatomy.computed import Computed
 from layerparity.anatomy.site import Site
 from layerparity.judge.align import Pair
 from layerparity.judge.stages import computed_at, stage_of
@@ -20,9 +21,10 @@ from layerparity.record.source import Source
 
 
 class FoundReference(NamedTuple):
-    """Where a site's reference is stored, for a candidate's ``dtype``, whose stage had a ``feed``.
+    """Where a site's reference is stored, for a candidate, whose stage had a ``feed``.
 
-    Whether there is a floor of that dtype, the entry says.
+    ``dtype`` is what that computed in, the name of a `Computed`. Whether there is a floor of it,
+    the entry says.
     """
 
     stored: StoredReferences
@@ -68,7 +70,7 @@ class References:
         """
         own = pair.golden.source.manifest.dtype
         found = self.found(pair.site, pair.golden.source, pair.candidate.source)
-        if isinstance(found, Reason) or not _eps(own) > _eps(found.dtype):
+        if isinstance(found, Reason) or not _eps(own) > _eps(Computed.parse(found.dtype).dtype):
             return None
         stored, entry, _, feed = found
         floor = stored.floor(entry, own)
@@ -85,7 +87,7 @@ class References:
         stored, entry, dtype, feed = found
         floor = stored.floor(entry, dtype)
         if floor is None:
-            return Reason(ReasonKind.NO_FLOOR_OF_DTYPE, {"dtype": dtype})
+            return _no_floor(Computed.parse(dtype))
         clean, typical = self._clean_slopes(stored, entry, dtype), self.typical_floor(found)
         return SiteReference(stored.reference(entry), floor, clean, feed, typical)
 
@@ -108,7 +110,7 @@ class References:
             return Reason(ReasonKind.NO_FLOOR_OF_CHAIN)
         if entry is None:
             return Reason(ReasonKind.NO_REFERENCE_ALONE, {"stage": stage})
-        return FoundReference(stored, entry, candidate.manifest.dtype, feed)
+        return FoundReference(stored, entry, str(candidate.manifest.computed), feed)
 
     def local(self, pair: Pair) -> SiteReference | None:
         """Return the reference of a pair's site in its stage alone, whatever fed the candidate."""
@@ -116,7 +118,7 @@ class References:
         stage = stage_of(candidate.manifest, pair.site) if candidate.proved else None
         if stage is None or not golden.proved or not golden.manifest.reference:
             return None
-        stored, dtype = self._open(golden), candidate.manifest.dtype
+        stored, dtype = self._open(golden), str(candidate.manifest.computed)
         entry = stored.find(stage, ISOLATED, pair.site)
         floor = stored.floor(entry, dtype) if entry is not None else None
         if entry is None or floor is None:
@@ -169,6 +171,15 @@ class References:
 
 def _eps(dtype: str) -> float:
     return torch.finfo(getattr(torch, dtype)).eps
+
+
+def _no_floor(computed: Computed) -> Reason:
+    """Return why nothing is judged of a candidate that computes in what has no floor."""
+    dtype, operands = computed
+    if not operands:
+        return Reason(ReasonKind.NO_FLOOR_OF_DTYPE, {"dtype": dtype})
+    named = {"dtype": dtype, "operands": " and ".join(operands)}
+    return Reason(ReasonKind.NO_FLOOR_OF_OPERANDS, named)
 
 
 def golden_off(share: float) -> Reason | None:

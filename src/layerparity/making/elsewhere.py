@@ -41,7 +41,8 @@ class Recorded:
     ``what`` is a word for it, ``identity`` all that tells it from another one. ``skipped`` says why
     what was recorded at a site is left out. Rows ``on_the_right`` are padded behind their tokens,
     up to ``sequences`` of them; 0 where no sequence pads. ``rows`` are their numbers of tokens, as
-    far as these are known. ``notes`` are for whoever imports it.
+    far as these are known. ``operands`` are what products round theirs to, by the names of
+    `numbers.operands`. ``notes`` are for whoever imports it.
     ``replicas`` are what an odd rank held at some sites, in place of what most ranks held.
     """
 
@@ -53,6 +54,7 @@ class Recorded:
     sequences: int = 0
     on_the_right: bool = False
     rows: Sequence[int] = ()
+    operands: Sequence[str] = ()
     notes: Sequence[str] = ()
     ranks: RankRecord = field(default_factory=RankRecord)
     replicas: Mapping[Site, torch.Tensor] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from layerparity.model.architecture import usual_attention
 from layerparity.ports.observed import emulated
 from layerparity.ports.opening import open_port
 from layerparity.ports.replay_keys import ALL, replays
-from layerparity.record.manifest import ModelPrint
+from layerparity.record.manifest import OPERANDS, ModelPrint
 from layerparity.settings.config import Config, RunKind
 
 if TYPE_CHECKING:
@@ -64,7 +64,17 @@ def numerics_elsewhere(config: Config) -> dict[str, str]:
     replayed = {"replay": "golden, with weights" if asked == ALL else "golden"} if asked else {}
     replayed |= {"forced": "golden"} if config.generate.forced else {}
     steps = {"max_new_tokens": str(config.generate.max_new_tokens)}
-    return {**steps, **replayed, **emulated.numerics(config)}
+    return {**steps, **replayed, **of_operands(config), **emulated.numerics(config)}
+
+
+def of_operands(config: Config) -> dict[str, str]:
+    """Return what a candidate's products round their operands to, if they do.
+
+    A golden's do not: it has floors for those that do.
+    """
+    if not config.operands or config.kind is not RunKind.candidate:
+        return {}
+    return {OPERANDS: " ".join(map(str, config.operands))}
 
 
 def fingerprint_of(prepared: Prepared) -> str:
@@ -75,7 +85,9 @@ def fingerprint_of(prepared: Prepared) -> str:
     config = prepared.config
     # A candidate computes nothing beside itself.
     dtypes = {"dtypes": [dtype.value for dtype in config.reference.dtypes]}
-    reference = asdict(config.reference) | dtypes if config.kind is RunKind.golden else {}
+    operands = {OPERANDS: [*map(str, config.operands)]} if config.operands else {}
+    beside = asdict(config.reference) | dtypes | operands
+    reference = beside if config.kind is RunKind.golden else {}
     return text_digest(
         json.dumps(
             {

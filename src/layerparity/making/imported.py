@@ -35,7 +35,7 @@ from layerparity.making.elsewhere import (
     tokens_of_steps,
     whole,
 )
-from layerparity.making.fingerprint import model_print
+from layerparity.making.fingerprint import model_print, of_operands
 from layerparity.making.prepare import RunPlan, plan_run
 from layerparity.making.rank_captures import of_folder
 from layerparity.making.request.inputs import Inputs
@@ -43,7 +43,7 @@ from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Feed, Manifest, Record, SitePatterns
 from layerparity.record.recorder import Recorder
 from layerparity.record.stored_run import MANIFEST_TAG, StoredRun
-from layerparity.settings.config import Config, DType, FeedMode, RunKind, ScopeKind
+from layerparity.settings.config import Config, DType, FeedMode, Rounded, RunKind, ScopeKind
 
 if TYPE_CHECKING:
     import torch
@@ -166,6 +166,8 @@ def _decided(recorded: Recorded, plan: RunPlan, steps: int) -> Config:
         widest = max(found, key=lambda name: needs.ITEMSIZE.get(name, 0), default="float32")
         console.note(f"{recorded.name} is taken to be computed in {widest} (dtype= says otherwise)")
         config = replace(config, dtype=DType(widest))
+    if recorded.operands and not config.operands:
+        config = replace(config, operands=[Rounded(each) for each in recorded.operands])
     if config.scope.kind is ScopeKind.full:
         config = _scoped(recorded, plan, config)
     more = steps + 1 if steps and config.scope.kind is ScopeKind.full else 0
@@ -355,7 +357,7 @@ def _manifest(
         stages=list(stages),
         inputs=inputs.hashes(),
         feeds=feeds,
-        numerics={"max_new_tokens": str(config.generate.max_new_tokens)},
+        numerics={"max_new_tokens": str(config.generate.max_new_tokens), **of_operands(config)},
         capture=SitePatterns(recorded.what, tuple(sorted(shown))),
         records=records,
         layer_classes=classes,
@@ -368,7 +370,9 @@ def _manifest(
 def _mark(recorded: Recorded, plan: RunPlan, inputs: Inputs) -> str:
     """Return the hash of all that determines what is kept."""
     config = plan.config
-    decided = [config.dtype.value, config.scope.kind.value, config.start, config.end, config.layer]
+    kind = config.scope.kind.value
+    decided = [config.dtype.value, kind, config.start, config.end, config.layer]
+    decided += map(str, config.operands)
     model = plan.checkpoint.config_digest
     parts = [__version__, recorded.what, recorded.identity, model, decided, inputs.hashes()]
     return text_digest(json.dumps(parts, sort_keys=True))

@@ -171,7 +171,7 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> ReferenceRecord
     from layerparity.making.reference import ReferenceRecorder, floor_dtypes
 
     asked = [dtype.value for dtype in config.reference.dtypes]
-    dtypes = floor_dtypes(port, asked)
+    dtypes = floor_dtypes(port, asked, [*map(str, config.operands)])
     # A golden of a candidate's own values judges that one, fed and split as this one is.
     others = not prepared.inputs.values_of
     chained, components = config.reference.chained, config.reference.components

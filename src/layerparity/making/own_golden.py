@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 # What a golden shares with the candidate whose values it is fed.
-_SHARED = ("model", "dtype", "scope", "layer", "start", "end", "component", "generate")
+_SHARED = ("model", "dtype", "operands", "scope", "layer", "start", "end", "component", "generate")
 # A candidate that shows nothing of its blocks: a chain of the same tokens is its golden.
 _CHAINED = {"feed": FeedMode.chained.value}
 # What the command may say of a golden: where it runs, and what it computes beside itself.

@@ -71,6 +71,7 @@ def of_folder(
         sequences=_sequences(merged) if captures.on_the_right else 0,
         on_the_right=captures.on_the_right,
         rows=captures.rows,
+        operands=captures.operands,
         notes=_notes(given, captures, kind),
     )
     if captures.ranks > 1:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from layerparity.anatomy.computed import Computed
 from layerparity.anatomy.family import COMPONENTS, EXPERTS
 from layerparity.anatomy.site import EMBEDDING, Kind, Site, within
 from layerparity.making.evaluate import StageCopy
@@ -46,7 +47,7 @@ References = dict[Site, tuple[torch.Tensor, dict[str, Floor]]]
 class ReferenceRecorder:
     """Evaluate a golden run's stages while their weights are there, and store the floors.
 
-    ``dtypes`` are the candidates' floating types that floors are made for, by torch's names.
+    ``dtypes`` are what candidates compute in that floors are made for: names of `Computed`.
     """
 
     port: HfPort
@@ -218,7 +219,7 @@ class ReferenceRecorder:
                 golden = record.tensors.get(site)
                 floor = self._floor(layout, ways, value, golden, record.step is not None)
                 if site.is_logits and golden is not None:
-                    epsilon = torch.finfo(getattr(torch, dtype)).eps
+                    epsilon = torch.finfo(getattr(torch, Computed.parse(dtype).dtype)).eps
                     floor.ends = self._ends([*ways.values()], golden, epsilon, record.step)
                 floors[dtype] = floor
             found[site] = value, floors
@@ -289,12 +290,16 @@ class ReferenceRecorder:
             yield StageRecord(stage, given, False, inner, record.specs)
 
 
-def floor_dtypes(port: HfPort, asked: Sequence[str]) -> list[str]:
-    """Return the floating types floors are made for: those asked for, or the run's and bfloat16."""
+def floor_dtypes(port: HfPort, asked: Sequence[str], operands: Sequence[str]) -> list[str]:
+    """Return what floors are made for: the types asked for, or the run's and bfloat16.
+
+    Beside each of them stands the same whose products round to ``operands``, if there are any.
+    """
     own = str(port.dtype).removeprefix("torch.")
-    if asked:
-        return list(dict.fromkeys(asked))
-    return [own] if wider(port.dtype) is torch.float32 else [own, "bfloat16"]
+    usual = [own] if wider(port.dtype) is torch.float32 else [own, "bfloat16"]
+    dtypes = list(dict.fromkeys(asked)) or usual
+    rounding = [Computed(dtype, tuple(operands)) for dtype in dtypes if operands]
+    return [*dtypes, *map(str, rounding)]
 
 
 def _way(key: Key) -> str:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from layerparity.anatomy.computed import Computed
 from layerparity.anatomy.site import DECODE, PREFILL, Kind, Place, Site
 from layerparity.ground import progress
 from layerparity.making.evaluate import Evaluator, StageCopy
 from layerparity.making.pass_result import StageRecord
-from layerparity.numbers.clean import FLOOR, PLAIN, reference
+from layerparity.numbers.clean import reference, ways_of
 from layerparity.ports.base import Call, Observed, Port
 
 if TYPE_CHECKING:
@@ -37,14 +38,14 @@ class Ways:
     """The reference and the clean ways, each with masks, a state and maybe a cache of its own."""
 
     def __init__(self, port: HfPort, dtypes: Sequence[str], copied: StageCopy) -> None:
-        """``dtypes`` are those that floors are made for, by torch's names."""
+        """``dtypes`` are those that floors are made for: names of `Computed`."""
         self._port = port
         own = str(port.dtype).removeprefix("torch.")
         self._tracks = {REFERENCE: _Track(Evaluator(port, reference(port.dtype), None, copied))}
         for dtype in dtypes:
-            ways = FLOOR if dtype == own else (PLAIN, *FLOOR)
-            narrow = None if dtype == own else getattr(torch, dtype)
-            for way in ways:
+            computed = Computed.parse(dtype)
+            narrow = None if computed.dtype == own else getattr(torch, computed.dtype)
+            for way in ways_of(computed, own):
                 self._tracks[dtype, way.name] = _Track(Evaluator(port, way, narrow, copied))
 
     def begin(self, call: Call, cache_tokens: int = 0) -> None:

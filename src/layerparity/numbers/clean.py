@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from layerparity.anatomy.computed import Computed
 from layerparity.numbers.arithmetic import (
     Linear,
     Product,
@@ -20,6 +21,7 @@ from layerparity.numbers.arithmetic import (
     shuffled,
     strided,
 )
+from layerparity.numbers.operands import Operands
 from layerparity.numbers.rows_apart import Apart
 
 _ATTENTION, _EXPERTS = "_attn_implementation", "_experts_implementation"
@@ -59,7 +61,8 @@ class Way:
 
     None leaves what the run itself uses. ``by_row`` is the product of rows that are apart, where
     it is not the ``product`` itself. ``ranks`` are those of tensor parallelism that a port emulates
-    which computes this way: what they share is the model's to say.
+    which computes this way: what they share is the model's to say. ``operands`` are what products
+    round their operands to, a name of `operands.ROUNDED`.
     """
 
     name: str
@@ -70,6 +73,7 @@ class Way:
     wide: torch.dtype | None = None
     by_row: Product | None = None
     ranks: int | None = None
+    operands: str = ""
 
     @contextmanager
     def around(self, config: Any, apart: bool = False) -> Iterator[None]:
@@ -85,6 +89,8 @@ class Way:
             stack.enter_context(implementations(config, self.attention, self.experts))
             if product is not None:
                 stack.enter_context(Linear(product))
+            if self.operands:
+                stack.enter_context(Operands(self.operands))
             if self.wide is not None:
                 stack.enter_context(Widen(self.wide))
             yield
@@ -119,6 +125,20 @@ OTHERS = (
     Way("tp 8", ranks=8),
     Way("tp 64", ranks=64),
 )
+
+
+def ways_of(computed: Computed, own: str) -> tuple[Way, ...]:
+    """Return what makes a floor of what a candidate computes in, of a golden in the type ``own``.
+
+    Products of rounded operands are ways beside the others: each is off by its own rounding.
+    """
+    plain = () if computed.dtype == own else (PLAIN,)
+    return (*plain, *FLOOR, *map(rounding, computed.operands))
+
+
+def rounding(operands: str) -> Way:
+    """Return the computation whose products round their operands, by a name of `ROUNDED`."""
+    return Way(f"{operands} operands", attention="eager", experts="eager", operands=operands)
 
 
 def reference(dtype: torch.dtype) -> Way:

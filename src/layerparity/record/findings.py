@@ -135,6 +135,7 @@ class CautionKind(StrEnum):
     NOISIER = "noisier"
     OWN_VALUES = "own_values"
     GOLDEN_OF_A_PORT = "golden_of_a_port"
+    ROUNDED_OPERANDS = "rounded_operands"
 
 
 # The names of the values that each kind has. ``file`` is a name map, ``text`` what a file's reader
@@ -155,6 +156,7 @@ CAUTION_VALUES = {
     CautionKind.NOISIER: {"site", "blocks", "times"},
     CautionKind.OWN_VALUES: set(),
     CautionKind.GOLDEN_OF_A_PORT: {"port"},
+    CautionKind.ROUNDED_OPERANDS: {"operands"},
 }
 
 

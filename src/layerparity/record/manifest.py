@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.anatomy.blocks import BlockKind
+from layerparity.anatomy.computed import Computed
 from layerparity.anatomy.mechanism import Mechanism
 from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.decode import decode
@@ -20,6 +21,8 @@ from layerparity.ground.files import RUN_AGAIN, text_digest
 from layerparity.ground.parse import parse_json
 from layerparity.record.ranks import RankRecord
 
+# What `Manifest.numerics` calls the types that products round their operands to.
+OPERANDS = "operands"
 # Of all files in a run's folder: a folder of another schema is not read.
 SCHEMA = 12
 # Manifests that a command may read again, as choosing two runs and comparing them do.
@@ -187,6 +190,12 @@ class Manifest:
     ranks: RankRecord = field(default_factory=RankRecord)
     replicas: list[Record] = field(default_factory=list)
     schema: int = SCHEMA
+
+    @property
+    def computed(self) -> Computed:
+        """What it was computed in, by which a golden's floor is found."""
+        operands = self.numerics.get(OPERANDS)
+        return Computed(self.dtype, tuple(operands.split()) if operands else ())
 
     @property
     def elsewhere(self) -> bool:

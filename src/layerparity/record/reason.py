@@ -61,6 +61,7 @@ class ReasonKind(StrEnum):
     NO_FLOOR_OF_CHAIN = "no_floor_of_chain"
     NO_REFERENCE_ALONE = "no_reference_alone"
     NO_FLOOR_OF_DTYPE = "no_floor_of_dtype"
+    NO_FLOOR_OF_OPERANDS = "no_floor_of_operands"
     GOLDEN_OFF = "golden_off"
     ROUTED_APART = "routed_apart"
     ROUTED_APART_IN_CHAIN = "routed_apart_in_chain"
@@ -114,6 +115,7 @@ REASON_VALUES: dict[ReasonKind, set[str]] = {
     ReasonKind.WEIGHTS_UNKNOWN: {"stage", "side"},
     ReasonKind.NO_REFERENCE_ALONE: {"stage"},
     ReasonKind.NO_FLOOR_OF_DTYPE: {"dtype"},
+    ReasonKind.NO_FLOOR_OF_OPERANDS: {"dtype", "operands"},
     ReasonKind.GOLDEN_OFF: {"times"},
     ReasonKind.ROUTED_APART: {"share"},
     ReasonKind.ROUTED_APART_IN_CHAIN: {"share"},

@@ -43,6 +43,8 @@ _CAUTIONS = {
     "parts do that, and so does a narrower type.",
     CautionKind.GOLDEN_OF_A_PORT: "What is believed was not computed by transformers "
     "(port=hf): the golden is of port {port}. A mistake that both sides share does not show.",
+    CautionKind.ROUNDED_OPERANDS: "The {side}'s products round their operands to {operands}: it is "
+    "judged by the noise of that, and a fault smaller than it does not show.",
     CautionKind.OWN_VALUES: "Every site is judged on the {side}'s own values: the golden computed "
     "it from what the {side} recorded directly before it, so that what fails goes wrong there.",
 }

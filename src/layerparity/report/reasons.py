@@ -66,6 +66,8 @@ _SENTENCES = {
     "capture=components",
     ReasonKind.NO_FLOOR_OF_DTYPE: "the golden has no noise floor for {dtype}: make it with "
     "reference.dtypes",
+    ReasonKind.NO_FLOOR_OF_OPERANDS: "the golden has no noise floor for {dtype} of {operands} "
+    "operands: make it with operands",
     ReasonKind.GOLDEN_OFF: "the golden is itself {times} times as far off its reference as clean "
     "computations are: make it again, on another device or with another attn_implementation",
     ReasonKind.ROUTED_APART: _ROUTED,

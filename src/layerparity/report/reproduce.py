@@ -157,6 +157,7 @@ def after_pass(verdict: Verdict) -> tuple[str, ...]:
 _GOLDEN_WITH = {
     ReasonKind.NO_REFERENCE: ("reference.make", "golden-with-reference"),
     ReasonKind.NO_FLOOR_OF_DTYPE: ("reference.dtypes", "golden-with-floors"),
+    ReasonKind.NO_FLOOR_OF_OPERANDS: ("operands", "golden-with-floors"),
     ReasonKind.NO_REFERENCE_ALONE: ("capture", "golden-of-components"),
     ReasonKind.GOLDEN_OFF: ("attn_implementation", "golden-again"),
 }
@@ -205,6 +206,8 @@ def _golden_again(verdict: Verdict, reason: Reason) -> list[str]:
         return []
     if reason.kind is ReasonKind.NO_FLOOR_OF_DTYPE:
         again[key] = [reason.values["dtype"]]
+    elif reason.kind is ReasonKind.NO_FLOOR_OF_OPERANDS:
+        again[key] = str(reason.values["operands"]).split(" and ")
     elif reason.kind is ReasonKind.NO_REFERENCE_ALONE:
         again[key] = _COMPONENTS
     sides = {"golden": name, "candidate": verdict.candidate.named}

@@ -62,6 +62,18 @@ class DType(Choice):
     auto = "auto"
 
 
+class Rounded(Choice):
+    """What products may round their operands to, in a wider floating type."""
+
+    bfloat16 = bf16 = "bfloat16"
+    float16 = fp16 = "float16"
+    tf32 = "tf32"
+    q8_0 = "q8_0"
+    q8_k = "q8_k"
+    attention_float16 = "attention_float16"
+    flash_float16 = "flash_float16"
+
+
 class RunKind(Choice):
     """Whether a run is believed or judged; auto: gpu makes a golden, neuron a candidate."""
 
@@ -237,6 +249,11 @@ class Config:
         DType.float32,
         "floating type of weights and computation; auto: the model's own",
         jobs=("run",),
+    )
+    operands: list[Rounded] = key(
+        [],
+        "what products round their operands to: bfloat16 (auto-cast), tf32, float16, q8_0, q8_k",
+        jobs=("run", "capture"),
     )
     attn_implementation: str | None = key(
         None, "sdpa, eager or another; null: sdpa, or eager where there is none"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
+from torch import nn
 
 from layerparity.ground.numeral import percent
 from layerparity.mistakes.block import CHOICES, LOGITS, WEIGHTS
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
+from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.kernels import core_of
 from layerparity.mistakes.norms import norm_check, one_factor_a_row
 from layerparity.mistakes.routers import GATES, SCORES, routing_of
+from layerparity.numbers.arithmetic import Operation
+from layerparity.numbers.operands import ROUNDED, Operands
 
 # The types that a tensor's numbers may all be of, the narrowest first.
 _NARROW = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16)
@@ -130,4 +135,30 @@ def _coarse_attention(evidence: Evidence) -> Cause | None:
     return Cause("precision", text, reasons, grade=SHOWN)
 
 
+def tries(block: nn.Module) -> Iterator[Fault]:
+    """Yield a block in float32 whose products, or whose attention's, round their operands."""
+    weight = next(block.parameters(), None)
+    if weight is not None and weight.dtype == torch.float32:
+        yield from map(_rounding, ROUNDED)
+
+
+def _rounding(operands: str) -> Fault:
+    def around(exact: Operation) -> Operation:
+        def forward(*args: object, **named: object) -> object:
+            with Operands(operands):
+                return exact(*args, **named)
+
+        return forward
+
+    def plant(block: nn.Module, surgery: Surgery) -> None:
+        surgery.wrap(block, around)
+
+    words = (
+        f"products round their operands to {operands}; where that is meant, operands=[{operands}] "
+        "judges by it"
+    )
+    return Fault(f"{operands} operands", words, "", "precision", plant=plant)
+
+
 RULE = Precision()
+TRIES = tries

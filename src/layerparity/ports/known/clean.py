@@ -28,11 +28,12 @@ class CleanPort(HfPort):
     """transformers' modules, computed in one of the clean ways that no noise floor is made from."""
 
     def __init__(self, assets: Assets, name: str | None = None, replay: bool | str = False) -> None:
-        from layerparity.numbers.clean import OTHERS
+        from layerparity.numbers.clean import OTHERS, rounding
+        from layerparity.numbers.operands import ROUNDED
 
         if not abilities_of(assets.config).eager:
             raise UserError("port=clean computes eagerly: use backend=gpu device_map=cpu.")
-        known = {way.name: way for way in OTHERS}
+        known = {way.name: way for way in (*OTHERS, *map(rounding, ROUNDED))}
         if name not in known:
             hint = nearest(name or "", known)
             raise UserError(f"port=clean wants port.name=NAME.{hint} Known: {', '.join(known)}.")

@@ -146,7 +146,8 @@ class Captures:
     ``ignored`` are modules without a site; ``ranks`` says how many ranks there are, ``notes`` what
     is to be known of the folder. ``also`` are files that say what others hold. Rows
     ``on_the_right`` are padded behind their tokens; ``rows`` are their numbers of tokens, where
-    that is known. ``what`` is a word for such a folder.
+    that is known. ``operands`` are what products round theirs to, by the names of
+    `numbers.operands`. ``what`` is a word for such a folder.
     """
 
     parts: Mapping[Site, SiteFiles]
@@ -158,6 +159,7 @@ class Captures:
     on_the_right: bool = True
     what: str = "capture"
     rows: tuple[int, ...] = ()
+    operands: tuple[str, ...] = ()
 
     @property
     def paths(self) -> list[Path]:

@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from layerparity.ground.errors import UserError
+from layerparity.ground.files import file_notes
 from layerparity.record.dump_files import SUFFIXES, find_tensors, names_in
+from layerparity.record.dump_format import GRAPH_FILE, OPERANDS
 from layerparity.record.engines.base import Captures, Given, by_name
 from layerparity.record.name_map import Names
 
@@ -86,4 +88,11 @@ def read(given: Given) -> Captures:
     if not any(kind.startswith("ffn_moe_weights_") for kind in kinds):
         left |= {"ffn_moe_weights"} & kinds
     notes = [_LEFT[kind] for kind in sorted(left)]
-    return by_name(given, tensors, table, notes=notes, rows=given.rows())
+    captures = by_name(given, tensors, table, notes=notes, rows=given.rows())
+    return replace(captures, operands=_operands(given.folder))
+
+
+def _operands(folder: Path) -> tuple[str, ...]:
+    """Return what products round their operands to, as our recorder wrote beside the tensors."""
+    path = folder / GRAPH_FILE
+    return tuple(file_notes(path).get(OPERANDS, "").split()) if path.is_file() else ()
