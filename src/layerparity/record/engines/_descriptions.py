@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_json
 from layerparity.record.dump_format import (
     KEY,
-    PREFILL,
     VERSION,
     DumpDescription,
-    DumpedPass,
     description_of,
 )
 
@@ -65,24 +62,3 @@ def _run(dump: DumpDescription) -> dict[str, object]:
         "token ids": [each.ids for each in dump.passes],
         "positions": [each.positions for each in dump.passes],
     }
-
-
-def refuse_more(folder: Path, passes: Sequence[DumpedPass]) -> None:
-    """Raise UserError for passes that are not one prefill from position 0, and its steps."""
-    first, *others = passes
-    cure = "record one prompt, from its first token on (passes=range(...))"
-    if first.phase != PREFILL:
-        raise UserError(f"{folder} begins with decode step {first.step}", f"{cure}.")
-    if any(row and min(row) > 0 for row in first.positions):
-        raise UserError(
-            f"{folder} begins behind position 0: what stands before was cached",
-            f"switch prefix caching off, and {cure}.",
-        )
-    for each in others:
-        if each.phase == PREFILL:
-            begun = any(row and min(row) > 0 for row in each.positions)
-            what = "a second piece of a prefill" if begun else "a second prefill"
-            raise UserError(
-                f"{folder}: {each.file} is {what}",
-                f"{'switch chunked prefill off' if begun else cure}.",
-            )
