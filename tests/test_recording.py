@@ -399,6 +399,32 @@ def test_ranks_are_put_together(judged: Judge, made: Callable[[str], Path], tmp_
         assert "layers.1.self_attn.q_proj:out" in passed
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
+def test_one_rank_of_two_is_judged_as_far_as_it_is_whole(
+    judged: Judge, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its slices, and what may be terms of a sum, are left out, and said."""
+    model, verdicts = engine(made("llama")), {}
+    said = {"*.self_attn": "replicated", "*.mlp": "replicated"}
+    for name, factor, splits in (("right", 1, {}), ("wrong", 1.05, {}), ("said", 1, said)):
+        folder = tmp_path / name
+        with wrong(model, "model.layers.1.mlp.down_proj", lambda out, by=factor: out * by):
+            two_ranks(model, folder, splits=splits)
+        for path in folder.glob("*rank-*1.*"):
+            path.unlink()
+        for path in () if said is splits else folder.glob("pass-*.safetensors"):
+            held = load_file(path)
+            terms = [key for key in held if key.endswith(("self_attn.out", "mlp.out"))]
+            save_file({**held, **{key: held[key] / 2 for key in terms}}, path)
+        verdicts[name] = judged(folder, made("llama"))
+    outcomes = [each.outcome for each in verdicts.values()]
+    assert outcomes == [Outcome.INCONCLUSIVE, Outcome.FAIL, Outcome.PASS], verdicts["right"].where
+    assert verdicts["wrong"].where == "layers.1:out"
+    passed = {str(row.site) for row in verdicts["right"].rows if row.metrics}
+    assert passed >= {"layers.0:out", "layers.1:in@decode.1", "norm:out", "lm_head:out"}
+    assert not {each for each in passed if "q_proj" in each or "attn:out" in each or "mlp:" in each}
+
+
 def of_layer(key: str, *ends: str) -> bool:
     """Say whether a key is an end of a block, such as 1.out."""
     return key.rpartition(".layers.")[2] in ends
@@ -681,8 +707,13 @@ def test_what_is_not_one_whole_run_is_refused(tmp_path: Path) -> None:
 
 def test_ranks_of_two_runs_are_refused(tmp_path: Path) -> None:
     folder = toy(tmp_path / "ranks", ranks=2)
+    assert (reading(folder).of, reading(folder).ranks) == (2, 1)
+    toy(folder, rank=1, ranks=2)
+    (folder / "dump.rank-1.json").unlink()
     with pytest.raises(UserError, match=r"has not ended: no dump.rank-1.json"):
         reading(folder)
+    for path in folder.glob("pass-*-00001.*"):
+        path.unlink()
     toy(folder, IDS + 1, IDS[:, :1], rank=1, ranks=2)
     with pytest.raises(UserError, match="have other token ids, and are ranks of two runs"):
         reading(folder)

@@ -32,6 +32,7 @@ from layerparity.making.elsewhere import (
     decode_steps,
     fed,
     last_logits,
+    left_out,
     tokens_of_steps,
     whole,
 )
@@ -106,8 +107,8 @@ def keep(
         active.set_tags({MANIFEST_TAG: files.write_manifest(manifest)})
     kept = store.get(str(active.id))
     assert kept is not None, "a run that was just made can be found"
-    for site, why in lost.items():
-        console.note(f"{site} is left out: {why}")
+    for note in left_out(lost):
+        console.note(note)
     return kept
 
 

@@ -16,7 +16,7 @@ IDS = "input_ids"
 # What a model itself puts out, where it says so.
 LOGITS = "logits"
 PASS_FILE = re.compile(r"pass-\d{5}-rank-(\d{5})\.safetensors", re.ASCII)
-DUMP_FILE = re.compile(r"dump(?:\.rank-[1-9]\d*)?\.json", re.ASCII)
+DUMP_FILE = re.compile(r"dump(?:\.rank-([1-9]\d*))?\.json", re.ASCII)
 
 
 @dataclass(frozen=True)

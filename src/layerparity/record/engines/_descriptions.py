@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_json
 from layerparity.record.dump_format import (
+    DUMP_FILE,
     KEY,
+    PASS_FILE,
     VERSION,
     DumpDescription,
     description_of,
@@ -26,11 +29,16 @@ def version_of(path: Path) -> str:
 
 
 def descriptions(folder: Path) -> list[DumpDescription]:
-    """Return the description of each rank. Raises UserError."""
+    """Return the description of each rank, or of rank 0 where nothing else is there.
+
+    Raises UserError.
+    """
     dumps: list[DumpDescription] = []
     while not dumps or len(dumps) < dumps[0].ranks:
         rank, path = len(dumps), folder / description_of(len(dumps))
         if not path.is_file():
+            if rank == 1 and {*_of_ranks(folder)} == {0}:
+                break
             raise UserError(
                 f"{folder} holds passes of a recording that has not ended: no {path.name}",
                 "wait until the block of each rank is left; if its process died, record again.",
@@ -51,6 +59,13 @@ def descriptions(folder: Path) -> list[DumpDescription]:
     if [each.rank for each in dumps] != [*range(len(dumps))] or not dumps[0].passes:
         raise UserError(f"{folder} has no pass, or files of other ranks", f"{AGAIN}.")
     return dumps
+
+
+def _of_ranks(folder: Path) -> Iterator[int]:
+    """Yield the ranks whose files a folder holds."""
+    for path in folder.iterdir():
+        if found := PASS_FILE.fullmatch(path.name) or DUMP_FILE.fullmatch(path.name):
+            yield int(found[1] or 0)
 
 
 def _run(dump: DumpDescription) -> dict[str, object]:

@@ -75,7 +75,8 @@ def read(given: Given) -> Captures:
             for key in (key for key in keys if usual(key) in _HEADS):
                 heads[each.file] = prod(keys[key][:-1])
     rows, notes = passes[0].rows if whole else None, _notes(dumps[0])
-    captures = by_name(given, tensors, _TABLE, notes=notes, rows=rows, what="recording")
+    of = dumps[0].ranks if len(dumps) < dumps[0].ranks else 0
+    captures = by_name(given, tensors, _TABLE, notes=notes, rows=rows, what="recording", of=of)
     also = tuple(given.folder / description_of(rank) for rank in range(len(dumps)))
     said = _splits(captures, dumps[0], also[0])
     if not whole:

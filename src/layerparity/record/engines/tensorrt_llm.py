@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from layerparity.ground.errors import UserError
-from layerparity.record.dump_files import Dumped
+from layerparity.record.dump_files import Dumped, sole
 from layerparity.record.engines.base import Captures, Given, by_name, stream
 
 TITLE = "what TensorRT-LLM's debug hook dumped"
@@ -36,7 +36,8 @@ def read(given: Given) -> Captures:
 
     The first call of the model is the prefill, and each later one a decode step.
     """
-    tensors, normed = [], False
+    tensors: list[Dumped] = []
+    normed, of = False, 0
     for where in sorted(each for each in given.folder.iterdir() if _RANK.fullmatch(each.name)):
         files: _Files = {}
         for path in sorted(where.iterdir()):
@@ -47,8 +48,11 @@ def read(given: Given) -> Captures:
         for module, step, name, behind in _modules(where, files, given.blocks):
             rank, normed = int(where.name.removeprefix("rank")), normed or behind
             tensors += list(_tensors(files[module], name, rank, step))
+    fused = [each for each in tensors if each.names[0].endswith(".qkv_proj.out/0")]
+    if fused and not any(each.rank for each in tensors):
+        of = given.ranks_of(sole(fused[0].path).shape[-1])
     table = stream("layers.{n}.out/1") if normed else stream()
-    return by_name(given, tensors, table, rows=given.rows())
+    return by_name(given, tensors, table, rows=given.rows(), of=of)
 
 
 def _tensors(ends: dict[str, dict[str, Path]], name: str, rank: int, step: int) -> Iterator[Dumped]:
