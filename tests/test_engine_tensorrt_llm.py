@@ -204,6 +204,15 @@ def test_the_first_rank_alone_is_judged_as_far_as_it_is_whole(judge: Judge, tmp_
         )
 
 
+def test_a_prompt_that_goes_on_behind_what_was_fed_is_refused(judge: Judge, tmp_path: Path) -> None:
+    """Its logits, and its steps, are of its own last token; another request has its own."""
+    longer = seen(judge.model, prompt=(*PROMPT, *PROMPT[:5]))[0]
+    write(Hook(tmp_path / "longer" / "rank0"), longer)
+    judge.refuses(tmp_path / "longer", f"was fed {len(PROMPT) + 5} tokens, and {len(PROMPT)} are")
+    write(Hook(tmp_path / "blocks" / "rank0", lambda site: site != "lm_head"), longer)
+    assert judge(tmp_path / "blocks").counts["fail"] == 0
+
+
 def test_each_call_of_the_model_is_a_pass(judge: Judge, tmp_path: Path) -> None:
     hook = Hook(tmp_path / "dump" / "rank0")
     for held in seen(judge.model, steps=2):
