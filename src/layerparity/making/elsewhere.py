@@ -180,7 +180,8 @@ def tokens_of_steps(recorded: Recorded, plan: RunPlan, inputs: Inputs, steps: in
     """
     fed, chosen = {}, {}
     sequences = inputs.attention_mask.shape[0]
-    for step in range(steps + 1 if steps else 0):
+    # Without a step, logits say which token they are for; one that was chosen is kept all the same.
+    for step in range(steps + 1 if steps or CHOSEN.at_step(0) in recorded.tensors else 0):
         at = step or None
         if LOGITS.at_step(at) in recorded.tensors:
             last = last_logits(recorded, plan, inputs, at)

@@ -169,7 +169,8 @@ def _decided(recorded: Recorded, plan: RunPlan, steps: int) -> Config:
         config = replace(config, dtype=DType(widest))
     if config.scope.kind is ScopeKind.full:
         config = _scoped(recorded, plan, config)
-    more = steps + 1 if steps and config.scope.kind is ScopeKind.full else 0
+    chosen = steps or CHOSEN.at_step(0) in recorded.tensors
+    more = steps + 1 if chosen and config.scope.kind is ScopeKind.full else 0
     return replace(config, generate=replace(config.generate, max_new_tokens=more))
 
 
