@@ -13,6 +13,8 @@ from torch import nn
 
 IDS = torch.tensor([[5, 6, 7]])
 Pair = tuple[torch.Tensor, torch.Tensor]
+# Numbers of sequences, and how many tokens each has in a pass.
+Rows = list[tuple[int, int]]
 
 
 class PairNorm(nn.Module):
@@ -38,26 +40,28 @@ class PackedAttention(nn.Module):
         self.qkv_proj = nn.Linear(parts[0].shape[1], sum(self.widths), bias=False)
         self.qkv_proj.weight = nn.Parameter(torch.cat(parts), requires_grad=False)
         self.o_proj, self.rotary = attention.o_proj, [rotary]
-        self.held: list[Pair] = []
+        self.held: dict[int, Pair] = {}
 
-    def forward(self, positions: torch.Tensor, hidden: torch.Tensor, rows: list[int]) -> Any:
+    def forward(self, positions: torch.Tensor, hidden: torch.Tensor, rows: Rows) -> Any:
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
         parts = self.qkv_proj(hidden).split(self.widths, -1)
         q, k, v = (each.unflatten(-1, (-1, self.size)).transpose(0, 1)[None] for each in parts)
         q, k = apply_rotary_pos_emb(q, k, *self.rotary[0](hidden, positions[None]))
-        keys, values = k.split(rows, 2), v.split(rows, 2)
-        if len(rows) == len(self.held) and set(rows) == {1}:
-            before = self.held
-            keys = [torch.cat(each, 2) for each in zip((k for k, _ in before), keys, strict=True)]
-            values = [torch.cat(e, 2) for e in zip((v for _, v in before), values, strict=True)]
-        self.held = list(zip(keys, values, strict=True))
-        seen = [
-            nn.functional.scaled_dot_product_attention(
-                own, key, value, is_causal=own.shape[2] > 1, enable_gqa=True
+        seen, at = [], 0
+        for sequence, count in rows:
+            own = slice(at, at + count)
+            pair, start = (k[:, :, own], v[:, :, own]), int(positions[at])
+            if start:
+                before = [each[:, :, :start] for each in self.held[sequence]]
+                pair = torch.cat([before[0], pair[0]], 2), torch.cat([before[1], pair[1]], 2)
+            self.held[sequence], at = pair, at + count
+            mask = torch.ones(count, start + count).tril(start).bool()
+            seen.append(
+                nn.functional.scaled_dot_product_attention(
+                    q[:, :, own], *pair, attn_mask=mask, enable_gqa=True
+                )
             )
-            for own, key, value in zip(q.split(rows, 2), keys, values, strict=True)
-        ]
         return self.o_proj(torch.cat(seen, 2)[0].transpose(0, 1).flatten(1))
 
 
@@ -74,7 +78,7 @@ class PairBlock(nn.Module):
         positions: torch.Tensor,
         hidden: torch.Tensor,
         residual: torch.Tensor | None,
-        rows: list[int],
+        rows: Rows,
     ) -> Pair:
         if residual is None:
             residual, hidden = hidden.clone(), self.input_layernorm(hidden)
@@ -109,26 +113,38 @@ class PackedLlama(nn.Module):
         super().__init__()
         self.model, self.logits_processor = Inner(model.model), Logits(model.lm_head)
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        starts = [int(each) for each in (positions == 0).nonzero().flatten()]
-        ends = [*starts[1:], len(input_ids)]
-        rows = [end - start for start, end in zip(starts, ends, strict=False)]
+        self.rows: Rows = []
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, **more: Any) -> Any:
         hidden, residual = self.model.embed_tokens(input_ids), None
         for block in self.model.layers:
-            hidden, residual = block(positions, hidden, residual, rows or [1] * len(input_ids))
-        normed: torch.Tensor = self.model.norm(hidden, residual)[0]
-        return normed
+            hidden, residual = block(positions, hidden, residual, self.rows)
+        return self.model.norm(hidden, residual)[0]
 
-    @torch.inference_mode()
     def serve(self, prompts: list[list[int]], steps: int) -> None:
         """Run prompts in one prefill, and some greedy decode steps of all of them."""
-        ids = torch.tensor([token for prompt in prompts for token in prompt])
-        places = torch.cat([torch.arange(len(prompt)) for prompt in prompts])
-        last = torch.tensor([len(prompt) for prompt in prompts]).cumsum(0) - 1
-        for _ in range(steps + 1):
-            logits = self.logits_processor(self(ids, places)[last])
-            ids, places = logits.argmax(-1), places[last] + 1
-            last = torch.arange(len(prompts))
+        passes = [[(n, len(prompt)) for n, prompt in enumerate(prompts)]]
+        self.serve_in([*passes, *[[(n, 1) for n in range(len(prompts))]] * steps], prompts)
+
+    @torch.inference_mode()
+    def serve_in(self, passes: list[Rows], prompts: list[list[int]], *, said: bool = False) -> None:
+        """Run passes of sequences, which go on greedily behind their prompts.
+
+        The call says how many tokens each has where that is ``said``.
+        """
+        texts, ends = [list(prompt) for prompt in prompts], [0] * len(prompts)
+        for rows in passes:
+            self.rows = rows
+            places = [torch.arange(ends[n], ends[n] + count) for n, count in rows]
+            ids = torch.tensor(
+                [t for n, count in rows for t in texts[n][ends[n] : ends[n] + count]]
+            )
+            last = torch.tensor([count for _, count in rows]).cumsum(0)
+            more = {"cu_seqlens": [0, *last.tolist()]} if said else {}
+            logits = self.logits_processor(self(ids, torch.cat(places), **more)[last - 1])
+            for (n, count), chosen in zip(rows, logits.argmax(-1).tolist(), strict=True):
+                ends[n] += count
+                texts[n] += [chosen] * (ends[n] == len(texts[n]))
 
 
 class Toy(nn.Module):

@@ -308,14 +308,14 @@ def test_logits_alone_are_judged_by_a_chain_and_name_no_place(
         assert "nothing between embed_tokens:in and it was judged" in answer.where
 
 
-@pytest.mark.parametrize("other", [0, 1])
+@pytest.mark.parametrize(("other", "new"), [(0, 1), (1, 1), (1, 2)])
 def test_token_ids_alone_are_no_pass_and_a_wrong_first_one_fails(
-    judged: Callable[..., Verdict], tmp_path: Path, three_blocks: Path, other: int
+    judged: Callable[..., Verdict], tmp_path: Path, three_blocks: Path, other: int, new: int
 ) -> None:
     chained = chain(dtype=DType.float32, folder=three_blocks)
     chosen = chained["lm_head:out"][:, -1].topk(2).indices[:, other, None]
-    ids = {"embed_tokens:in": chained["embed_tokens:in"], "tokens:out@decode.0": chosen}
-    ids["tokens:out@decode.1"] = chosen
+    ids = {"embed_tokens:in": chained["embed_tokens:in"]}
+    ids |= {f"tokens:out@decode.{step}": chosen for step in range(new)}
     verdict = judged(write_dump(tmp_path / "dump", ids, lambda site: True))
     assert verdict.outcome is (Outcome.FAIL if other else Outcome.INCONCLUSIVE)
     if other:

@@ -192,6 +192,27 @@ def test_ranks_have_their_shares(judge: Judge, tmp_path: Path) -> None:
         assert (verdict.where, verdict.counts["pass"] > 25) == (where, True), judge.ended.out
 
 
+def test_the_first_rank_alone_is_judged_as_far_as_it_is_whole(judge: Judge, tmp_path: Path) -> None:
+    for fault, where in (("", ""), ("mlp of block 1 times 1.05", "layers.1:out")):
+        folder = tmp_path / f"dump{len(fault)}"
+        write(Hook(folder / "rank0"), seen(judge.model, fault=fault)[0], rank=(0, 2))
+        verdict = judge(folder)
+        outcome = Outcome.FAIL if fault else Outcome.INCONCLUSIVE
+        assert (verdict.outcome, verdict.where) == (outcome, where), judge.ended.out
+        assert "(15 sites) are left out: rank 0 of 2 alone is here, and holds a slice of it" in (
+            judge.ended.out
+        )
+
+
+def test_a_prompt_that_goes_on_behind_what_was_fed_is_refused(judge: Judge, tmp_path: Path) -> None:
+    """Its logits, and its steps, are of its own last token; another request has its own."""
+    longer = seen(judge.model, prompt=(*PROMPT, *PROMPT[:5]))[0]
+    write(Hook(tmp_path / "longer" / "rank0"), longer)
+    judge.refuses(tmp_path / "longer", f"was fed {len(PROMPT) + 5} tokens, and {len(PROMPT)} are")
+    write(Hook(tmp_path / "blocks" / "rank0", lambda site: site != "lm_head"), longer)
+    assert judge(tmp_path / "blocks").counts["fail"] == 0
+
+
 def test_each_call_of_the_model_is_a_pass(judge: Judge, tmp_path: Path) -> None:
     hook = Hook(tmp_path / "dump" / "rank0")
     for held in seen(judge.model, steps=2):

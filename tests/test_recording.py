@@ -234,6 +234,113 @@ def test_packed_rows_and_pairs_as_vllm_has_them(
     assert (verdict.outcome, verdict.where) == (Outcome.FAIL, "layers.1:out")
 
 
+@torch.inference_mode()
+def in_pieces(model: nn.Module, ids: torch.Tensor, sizes: tuple[int, ...]) -> None:
+    """Run a prompt in pieces, which a cache joins; those of one token behind it are its steps."""
+    from transformers import DynamicCache
+
+    cache, at = DynamicCache(config=model.config), 0
+    for size in sizes:
+        places = torch.arange(at, at + size).expand(len(ids), -1)
+        own, at = ids[:, at : at + size], at + size
+        given = {"past_key_values": cache, "use_cache": True, "position_ids": places}
+        chosen = model(input_ids=own, **given).logits[:, -1:].argmax(-1)
+        ids = torch.cat([ids, chosen], 1) if at == ids.shape[1] else ids
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "shape"),
+    [
+        ("llama", "float32", (2, 48)),
+        ("minimax_m2", "bfloat16", (1, 96)),
+    ],
+)
+@pytest.mark.usefixtures("no_mistakes_tried")
+def test_pieces_of_a_prompt_are_joined(
+    judged: Judge,
+    made: Callable[[str], Path],
+    tmp_path: Path,
+    family: str,
+    dtype: str,
+    shape: tuple[int, int],
+) -> None:
+    """A right model passes; what is wrong in the second piece alone fails in its block."""
+    model, ids = engine(made(family), getattr(torch, dtype)), PROMPT.view(shape)
+    sizes = (16, 16, shape[1] - 32, 1, 1)
+    with recording(model, to=tmp_path / "right", sites="components"):
+        in_pieces(model, ids, sizes)
+    verdict = judged(tmp_path / "right", made(family))
+    assert verdict.outcome is Outcome.PASS, (verdict.where, verdict.counts, verdict.coverage.doubts)
+    passed = {str(row.site) for row in verdict.rows if row.outcome is Outcome.PASS}
+    assert passed >= {"layers.1:out", "layers.2.self_attn:out@decode.2", "lm_head:out", "norm:out"}
+    held = reading(tmp_path / "right")
+    assert held.rows == (shape[1],) * shape[0]
+    assert "prompts are joined of pieces in up to 3 passes; 2 decode steps are of all" in held.notes
+    number = iter(range(5))
+
+    def late(out: torch.Tensor) -> torch.Tensor:
+        return out * 1.05 if next(number) == 1 else out
+
+    with (
+        wrong(model, "model.layers.1.self_attn", late),
+        recording(model, to=tmp_path / "wrong", sites="components"),
+    ):
+        in_pieces(model, ids, sizes)
+    verdict = judged(tmp_path / "wrong", made(family))
+    failing = {row.site.layer for row in verdict.rows if row.outcome is Outcome.FAIL}
+    assert (verdict.where, failing) == ("layers.1.self_attn:out", {1})
+
+
+# Of each pass the sequences, and how many tokens each has: one ends where another one goes on.
+MIXED = [[(0, 40), (1, 6)], [(0, 1), (1, 14), (2, 3)], [(2, 20), (1, 11)], [(1, 1), (2, 1)]]
+TOUCHING = [[(0, 20), (1, 40)], [(2, 40), (1, 20), (0, 1)], [(1, 1), (2, 1)]]
+
+
+@pytest.mark.parametrize(("passes", "said"), [(MIXED, False), (TOUCHING, True)])
+@pytest.mark.usefixtures("no_mistakes_tried")
+def test_a_prompt_goes_on_while_another_begins(
+    judged: Judge,
+    made: Callable[[str], Path],
+    tmp_path: Path,
+    passes: list[list[tuple[int, int]]],
+    said: bool,
+) -> None:
+    """As vLLM serves them: a decode step of one prompt beside a piece of another."""
+    model = PackedLlama(engine(made("llama")))
+    totals = [40, 31, 23] if passes is MIXED else [20, 60, 40]
+    prompts = [PROMPT[0, at : at + n].tolist() for at, n in enumerate(totals)]
+    with recording(model, to=tmp_path / "right", sites="components"):
+        model.serve_in(passes, prompts, said=said)
+    assert reading(tmp_path / "right").rows == tuple(totals)
+    verdict = judged(tmp_path / "right", made("llama"))
+    assert verdict.outcome is Outcome.PASS, (verdict.where, verdict.counts, verdict.coverage.doubts)
+    passed = {str(row.site) for row in verdict.rows if row.outcome is Outcome.PASS}
+    assert passed >= {"layers.1:in", "layers.2:out@decode.1", "lm_head:out", "lm_head:out@decode.1"}
+
+
+def test_what_ends_where_another_goes_on_is_told_apart_or_refused(
+    made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Logits are of each sequence: positions alone would make one of two."""
+    model = PackedLlama(engine(made("llama")))
+    prompts = [PROMPT[0, at : at + n].tolist() for at, n in enumerate([20, 60, 40])]
+    with recording(model, to=tmp_path / "later"):
+        model.serve_in(TOUCHING, prompts)
+    with pytest.raises(
+        UserError, match=r"pass-00001.* logits of 3 sequences, .* tell 2 apart: give"
+    ):
+        reading(tmp_path / "later")
+    with recording(model, to=tmp_path / "first"):
+        model.serve_in([[(1, 20)]], prompts)
+    with recording(model, to=tmp_path / "cached"):
+        model.rows, places = [(0, 20), (1, 40)], [*range(20), *range(20, 60)]
+        model.logits_processor(model(torch.ones(60).long(), torch.tensor(places))[[19, 59]])
+    with pytest.raises(
+        UserError, match=r"pass-00000.* logits of 2 sequences, .* tell 1 apart: give"
+    ):
+        reading(tmp_path / "cached")
+
+
 @pytest.mark.parametrize("pad", [0, 7])
 @pytest.mark.usefixtures("no_mistakes_tried")
 def test_sequences_padded_on_the_left(judged: Judge, tmp_path: Path, pad: int) -> None:
@@ -290,6 +397,32 @@ def test_ranks_are_put_together(judged: Judge, made: Callable[[str], Path], tmp_
         assert verdict.outcome is Outcome.PASS, (verdict.where, verdict.counts)
         passed = {str(row.site) for row in verdict.rows if row.outcome is Outcome.PASS}
         assert "layers.1.self_attn.q_proj:out" in passed
+
+
+@pytest.mark.usefixtures("no_mistakes_tried")
+def test_one_rank_of_two_is_judged_as_far_as_it_is_whole(
+    judged: Judge, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its slices, and what may be terms of a sum, are left out, and said."""
+    model, verdicts = engine(made("llama")), {}
+    said = {"*.self_attn": "replicated", "*.mlp": "replicated"}
+    for name, factor, splits in (("right", 1, {}), ("wrong", 1.05, {}), ("said", 1, said)):
+        folder = tmp_path / name
+        with wrong(model, "model.layers.1.mlp.down_proj", lambda out, by=factor: out * by):
+            two_ranks(model, folder, splits=splits)
+        for path in folder.glob("*rank-*1.*"):
+            path.unlink()
+        for path in () if said is splits else folder.glob("pass-*.safetensors"):
+            held = load_file(path)
+            terms = [key for key in held if key.endswith(("self_attn.out", "mlp.out"))]
+            save_file({**held, **{key: held[key] / 2 for key in terms}}, path)
+        verdicts[name] = judged(folder, made("llama"))
+    outcomes = [each.outcome for each in verdicts.values()]
+    assert outcomes == [Outcome.INCONCLUSIVE, Outcome.FAIL, Outcome.PASS], verdicts["right"].where
+    assert verdicts["wrong"].where == "layers.1:out"
+    passed = {str(row.site) for row in verdicts["right"].rows if row.metrics}
+    assert passed >= {"layers.0:out", "layers.1:in@decode.1", "norm:out", "lm_head:out"}
+    assert not {each for each in passed if "q_proj" in each or "attn:out" in each or "mlp:" in each}
 
 
 def of_layer(key: str, *ends: str) -> bool:
@@ -537,13 +670,29 @@ def test_what_is_not_one_whole_run_is_refused(tmp_path: Path) -> None:
     refused(toy(tmp_path / "two", IDS, step, IDS), "pass-00002.* is a second prefill: record one")
     refused(toy(tmp_path / "steps", IDS, step, passes=[1]), "begins with decode step 1")
     pieces = Toy()
-    with recording(pieces, to=tmp_path / "pieces"):
-        pieces(IDS, position_ids=torch.tensor([[0, 1, 2]]))
-        pieces(IDS, position_ids=torch.tensor([[3, 4, 5]]))
-    refused(tmp_path / "pieces", "is a second piece of a prefill: switch chunked prefill off")
-    with recording(pieces, to=tmp_path / "cached"):
-        pieces(IDS, position_ids=torch.tensor([[3, 4, 5]]))
-    refused(tmp_path / "cached", "begins behind position 0.*switch prefix caching off")
+    for name, starts, words in (
+        ("cached", [3], "begins behind position 0.*switch prefix caching off"),
+        ("lost", [0, 6], "00001.* at position 6, .* ended at 3: a piece is missing: record one"),
+        ("twice", [0, 3, 5], "at position 5, .* ended at 6: what stands there was computed twice"),
+        ("again", [0, 3, 0], "pass-00002.* is a second prefill: record one"),
+    ):
+        with recording(pieces, to=tmp_path / name):
+            for start in starts:
+                pieces(IDS, position_ids=torch.arange(start, start + 3)[None])
+        refused(tmp_path / name, words)
+    pair = torch.tensor([5, 6])
+    for name, calls, words in (
+        # A third one may end at 3, where the first one stood.
+        ("hidden", ([0, 1, 2, 0, 1], [0, 1, 2, 3, 4, 2, 3]), "of two sequences, .* position 3"),
+        ("one of two", ([0, 1, 0, 1], [2, 3, 4]), "position 2, where several sequences stood"),
+        # A piece of two tokens is no decode step of two sequences.
+        ("other", ([0, 1, 0, 1, 2], [5, 6]), "at position 5, .* ended at 2, 3: a piece is missing"),
+        ("cached other", ([0, 1, 5, 6],), "begins behind position 0"),
+    ):
+        with recording(pieces, to=tmp_path / name):
+            for places in calls:
+                pieces(pair.new_ones(len(places)), positions=torch.tensor(places))
+        refused(tmp_path / name, words)
     newer = changed(toy(tmp_path / "newer"), layerparity_dump=2)
     refused(newer, "is a recording of version 2, and 1 is read here")
     half = toy(tmp_path / "half") / "pass-00001-rank-00000.safetensors"
@@ -558,8 +707,13 @@ def test_what_is_not_one_whole_run_is_refused(tmp_path: Path) -> None:
 
 def test_ranks_of_two_runs_are_refused(tmp_path: Path) -> None:
     folder = toy(tmp_path / "ranks", ranks=2)
+    assert (reading(folder).of, reading(folder).ranks) == (2, 1)
+    toy(folder, rank=1, ranks=2)
+    (folder / "dump.rank-1.json").unlink()
     with pytest.raises(UserError, match=r"has not ended: no dump.rank-1.json"):
         reading(folder)
+    for path in folder.glob("pass-*-00001.*"):
+        path.unlink()
     toy(folder, IDS + 1, IDS[:, :1], rank=1, ranks=2)
     with pytest.raises(UserError, match="have other token ids, and are ranks of two runs"):
         reading(folder)

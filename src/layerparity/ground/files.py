@@ -238,10 +238,11 @@ class TensorFiles:
         return path, read_tensors(path) if small else {}
 
 
-def tensor_names(path: Path, cure: str = RUN_AGAIN) -> list[str]:
-    """Return the names of a file's tensors. Raises UserError; see `reading`."""
+def tensor_shapes(path: Path, cure: str = RUN_AGAIN) -> dict[str, list[int]]:
+    """Return the shapes of a file's tensors by name. Raises UserError; see `reading`."""
     with _opened(path, cure) as file:
-        return list(file.keys())
+        names: list[str] = list(file.keys())
+        return {name: file.get_slice(name).get_shape() for name in names}
 
 
 def file_notes(path: Path, cure: str = RUN_AGAIN) -> dict[str, str]:

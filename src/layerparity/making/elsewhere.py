@@ -5,7 +5,8 @@ It ran the whole model, from tokens on, in a chain.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 FED = Site(EMBEDDING, "in")
 LOGITS = Site(HEAD, "out")
 CHOSEN = Site("tokens", "out")
+# So many sites are named one by one.
+_FEW = 3
 _CURE = (
     "give inputs=tokens inputs.file=<ids.json>, or prompt.text=<text>, or name the tensor of its "
     "ids (input_ids) in the name map"
@@ -58,6 +61,19 @@ class Recorded:
     notes: Sequence[str] = ()
     ranks: RankRecord = field(default_factory=RankRecord)
     replicas: Mapping[Site, torch.Tensor] = field(default_factory=dict)
+
+
+def left_out(lost: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is said of sites that are left out; of many for one reason, their kinds."""
+    whys: dict[str, list[str]] = {}
+    for site, why in lost.items():
+        whys.setdefault(why, []).append(site)
+    for why, sites in whys.items():
+        if len(sites) <= _FEW:
+            yield from (f"{site} is left out: {why}" for site in sites)
+        else:
+            kinds = dict.fromkeys(re.sub(r"\d+", "N", site) for site in sites)
+            yield f"{', '.join(kinds)} ({len(sites)} sites) are left out: {why}"
 
 
 def stamp(path: Path) -> str:
@@ -166,7 +182,8 @@ def tokens_of_steps(recorded: Recorded, plan: RunPlan, inputs: Inputs, steps: in
     """
     fed, chosen = {}, {}
     sequences = inputs.attention_mask.shape[0]
-    for step in range(steps + 1 if steps else 0):
+    # Without a step, logits say which token they are for; one that was chosen is kept all the same.
+    for step in range(steps + 1 if steps or CHOSEN.at_step(0) in recorded.tensors else 0):
         at = step or None
         if LOGITS.at_step(at) in recorded.tensors:
             last = last_logits(recorded, plan, inputs, at)

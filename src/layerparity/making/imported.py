@@ -32,6 +32,7 @@ from layerparity.making.elsewhere import (
     decode_steps,
     fed,
     last_logits,
+    left_out,
     tokens_of_steps,
     whole,
 )
@@ -106,8 +107,8 @@ def keep(
         active.set_tags({MANIFEST_TAG: files.write_manifest(manifest)})
     kept = store.get(str(active.id))
     assert kept is not None, "a run that was just made can be found"
-    for site, why in lost.items():
-        console.note(f"{site} is left out: {why}")
+    for note in left_out(lost):
+        console.note(note)
     return kept
 
 
@@ -170,7 +171,8 @@ def _decided(recorded: Recorded, plan: RunPlan, steps: int) -> Config:
         config = replace(config, operands=[Rounded(each) for each in recorded.operands])
     if config.scope.kind is ScopeKind.full:
         config = _scoped(recorded, plan, config)
-    more = steps + 1 if steps and config.scope.kind is ScopeKind.full else 0
+    chosen = steps or CHOSEN.at_step(0) in recorded.tensors
+    more = steps + 1 if chosen and config.scope.kind is ScopeKind.full else 0
     return replace(config, generate=replace(config.generate, max_new_tokens=more))
 
 

@@ -15,7 +15,13 @@ from layerparity.ground.files import text_digest
 from layerparity.making import behind_norm
 from layerparity.making.dump_layout import DumpLayout, spec_of
 from layerparity.making.elsewhere import LOGITS, Recorded, fed, stamp
-from layerparity.making.rank_runs import hold_all, refuse_other_tokens, refuse_two_runs, unpadded
+from layerparity.making.rank_runs import (
+    hold_all,
+    refuse_other_tokens,
+    refuse_part,
+    refuse_two_runs,
+    unpadded,
+)
 from layerparity.making.same_tokens import GoldenOfTokens
 from layerparity.numbers.rank_parts import (
     PartKind,
@@ -225,7 +231,9 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
     def _split(self, site: Site) -> Split | None:
         """Return how a site lies on the ranks; None where it is left out. Raises UserError."""
         try:
-            parts = self.parts(site)
+            parts, said = self.parts(site), self.captures.splits.get(_plain(site))
+            if self.captures.of:
+                refuse_part(site, parts[0], self._width(site), said, self.captures.of)
         except ValueError as error:
             self.skipped[str(site)] = str(error)
             return None
@@ -234,7 +242,6 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
             self.skipped[str(site)] = "the module put nothing out: a placeholder was captured"
             return None
         refuse_two_runs(site, parts)
-        said = self.captures.splits.get(_plain(site))
         if said is not None:
             return said
         width, own = self._width(site), parts[0].shape[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.site import EMBEDDING, Site
+from layerparity.anatomy.site import EMBEDDING, WEIGHTS, Site
 from layerparity.ground.errors import UserError
 from layerparity.numbers.rank_parts import PartKind, Split
 
@@ -17,6 +17,8 @@ _SPLIT = {
     *(f"self_attn{each}" for each in (".q_proj:out", ":context")),
     *(f"mlp.{each}" for each in ("gate_proj:out", "up_proj:out", "down_proj:in")),
 }
+# Of which ranks may hold terms of a sum, as wide as it is.
+_SUMMED = ("self_attn:out", "mlp:out", "mlp.experts:out")
 _CURE = (
     "keep every rank's files of one run in a folder; of data-parallel replicas, those of one of "
     "them, as rank 0."
@@ -31,6 +33,25 @@ def unpadded(part: torch.Tensor, width: int) -> torch.Tensor:
     behind = part[..., width:] if part.dim() else part
     padded = behind.numel() and part.is_floating_point() and not bool(behind.any())
     return part[..., :width] if padded else part
+
+
+def refuse_part(site: Site, part: torch.Tensor, width: int, said: Split | None, ranks: int) -> None:
+    """Raise ValueError where rank 0 of several, alone, may not hold all of a site.
+
+    ``said`` is how a name map, or a recorder, says that ranks hold it.
+    """
+    if said is not None:
+        lacks = "" if said.kind is PartKind.REPLICATED else "a part of it"
+    elif not part.is_floating_point() or site.end == WEIGHTS:
+        lacks = ""
+    elif site.layer is not None and site.local in _SUMMED:
+        lacks = "what may be a term of its sum"
+    else:
+        whole = part.shape[-1] >= width or part.shape[-2:].numel() == width
+        lacks = "" if whole else "a slice of it"
+    if lacks:
+        cure = "copy every rank's files to judge it"
+        raise ValueError(f"rank 0 of {ranks} alone is here, and holds {lacks}: {cure}")
 
 
 def refuse_two_runs(site: Site, parts: Sequence[torch.Tensor]) -> None:

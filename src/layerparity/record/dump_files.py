@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError, memory_ran_out
-from layerparity.ground.files import damaged, inside, read_tensors, reading, tensor_names
+from layerparity.ground.files import damaged, inside, read_tensors, reading, tensor_shapes
 from layerparity.machine.memory import free_host_memory
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def names_in(path: Path) -> list[str]:
 def _names(path: Path, *stamp: int) -> tuple[str, ...]:
     """Return a file's names as it is now: several ask for them, to tell what wrote it."""
     if path.suffix == ".safetensors":
-        return tuple(tensor_names(path, CURE))
+        return tuple(tensor_shapes(path, CURE))
     return tuple(NpzFile(path).names if path.suffix == ".npz" else read_pt(path))
 
 

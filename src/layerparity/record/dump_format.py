@@ -18,7 +18,7 @@ LOGITS = "logits"
 # All that llama.cpp's graph showed, and what beside the tensors says its products' operands.
 GRAPH_FILE, OPERANDS = "graph.safetensors", "operands"
 PASS_FILE = re.compile(r"pass-\d{5}-rank-(\d{5})\.safetensors", re.ASCII)
-DUMP_FILE = re.compile(r"dump(?:\.rank-[1-9]\d*)?\.json", re.ASCII)
+DUMP_FILE = re.compile(r"dump(?:\.rank-([1-9]\d*))?\.json", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,9 @@ class RecordedPasses:
         if self._rows is not None:
             said = f"rows= are {sum(self._rows)} tokens, and the model was given {total}"
             raise UserError(said, "give the numbers of tokens of each sequence of the prefill.")
-        starts = (positions[1:] == 0).nonzero().flatten() + 1 if positions is not None else ()
+        # Where positions do not go on, another sequence begins, or a piece of one.
+        jumps = positions.diff() != 1 if positions is not None else torch.zeros(0)
+        starts = jumps.nonzero().flatten() + 1
         ends = [0, *map(int, starts), total]
         return [end - start for start, end in pairwise(ends)]
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import read_json
 from layerparity.record.dump_format import (
+    DUMP_FILE,
     KEY,
-    PREFILL,
+    PASS_FILE,
     VERSION,
     DumpDescription,
-    DumpedPass,
     description_of,
 )
 
@@ -29,11 +29,16 @@ def version_of(path: Path) -> str:
 
 
 def descriptions(folder: Path) -> list[DumpDescription]:
-    """Return the description of each rank. Raises UserError."""
+    """Return the description of each rank, or of rank 0 where nothing else is there.
+
+    Raises UserError.
+    """
     dumps: list[DumpDescription] = []
     while not dumps or len(dumps) < dumps[0].ranks:
         rank, path = len(dumps), folder / description_of(len(dumps))
         if not path.is_file():
+            if rank == 1 and {*_of_ranks(folder)} == {0}:
+                break
             raise UserError(
                 f"{folder} holds passes of a recording that has not ended: no {path.name}",
                 "wait until the block of each rank is left; if its process died, record again.",
@@ -56,6 +61,13 @@ def descriptions(folder: Path) -> list[DumpDescription]:
     return dumps
 
 
+def _of_ranks(folder: Path) -> Iterator[int]:
+    """Yield the ranks whose files a folder holds."""
+    for path in folder.iterdir():
+        if found := PASS_FILE.fullmatch(path.name) or DUMP_FILE.fullmatch(path.name):
+            yield int(found[1] or 0)
+
+
 def _run(dump: DumpDescription) -> dict[str, object]:
     """Return what is the same on every rank of a run."""
     return {
@@ -65,24 +77,3 @@ def _run(dump: DumpDescription) -> dict[str, object]:
         "token ids": [each.ids for each in dump.passes],
         "positions": [each.positions for each in dump.passes],
     }
-
-
-def refuse_more(folder: Path, passes: Sequence[DumpedPass]) -> None:
-    """Raise UserError for passes that are not one prefill from position 0, and its steps."""
-    first, *others = passes
-    cure = "record one prompt, from its first token on (passes=range(...))"
-    if first.phase != PREFILL:
-        raise UserError(f"{folder} begins with decode step {first.step}", f"{cure}.")
-    if any(row and min(row) > 0 for row in first.positions):
-        raise UserError(
-            f"{folder} begins behind position 0: what stands before was cached",
-            f"switch prefix caching off, and {cure}.",
-        )
-    for each in others:
-        if each.phase == PREFILL:
-            begun = any(row and min(row) > 0 for row in each.positions)
-            what = "a second piece of a prefill" if begun else "a second prefill"
-            raise UserError(
-                f"{folder}: {each.file} is {what}",
-                f"{'switch chunked prefill off' if begun else cure}.",
-            )

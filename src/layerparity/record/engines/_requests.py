@@ -6,9 +6,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from layerparity.ground.errors import UserError
+from layerparity.record.tensor_source import SiteFiles
+
+if TYPE_CHECKING:
+    import torch
 
 
 class ModelPass(NamedTuple):
@@ -59,6 +63,57 @@ class ServedRequest:
         *before, last = self.chunks
         own = last.tokens - (self.tokens - tokens)
         return ServedRequest(self.name, (*before, last._replace(tokens=own)), self.steps)
+
+
+def by_step(rows: Sequence[ServedRequest]) -> list[list[tuple[ServedChunk, ...]]]:
+    """Return the chunks of each row in the prefill, and in each decode step that every row has."""
+    found = [[each.chunks for each in rows]]
+    for step in zip(*(each.steps for each in rows), strict=False):
+        found.append([(chunk,) for chunk in step])
+    return found
+
+
+@dataclass(frozen=True)
+class RequestFiles(SiteFiles):
+    """What each rank has of a module in one pass of each row, which has had several chunks.
+
+    ``last`` says that it may have been given no tokens but the last one of a request.
+    """
+
+    rows: tuple[tuple[ServedChunk, ...], ...]
+    last: bool
+
+    def of_pass(self, of: ModelPass) -> list[torch.Tensor]:
+        """Return what each rank holds of a pass, of all its tokens, [token, ...]."""
+        raise NotImplementedError
+
+    def read(self) -> list[torch.Tensor]:
+        """Return what each rank has, [row, token, ...], zeros behind the tokens of shorter rows.
+
+        Raises UserError for a file of no tensor, and ValueError for one of other tokens.
+        """
+        import torch
+
+        held = {chunk.of.folder: self.of_pass(chunk.of) for row in self.rows for chunk in row}
+        kinds = {(part.dtype, part.shape[1:]) for parts in held.values() for part in parts}
+        if len(kinds) > 1:
+            told = sorted(f"{dtype} {[*shape]}".removeprefix("torch.") for dtype, shape in kinds)
+            raise ValueError(f"its passes hold {' and '.join(told)} for a token")
+        ranks = self.rows[0][0].of.ranks
+        rows = [[self._of_row(held, rank, row) for row in self.rows] for rank in ranks]
+        return [torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in rows]
+
+    def _of_row(
+        self, held: dict[Path, list[torch.Tensor]], rank: int, row: Sequence[ServedChunk]
+    ) -> torch.Tensor:
+        import torch
+
+        parts = [held[chunk.of.folder][rank] for chunk in row]
+        if self.last and parts[-1].shape[0] != len(row[-1].of.positions):
+            # A chunk's own last token is the prompt's in the last chunk alone.
+            return parts[-1][row[-1].place : row[-1].place + 1]
+        own = zip(parts, row, strict=True)
+        return torch.cat([part[each.first : each.first + each.tokens] for part, each in own])
 
 
 def _runs(positions: Iterable[int]) -> list[tuple[int, int, int]]:

@@ -173,12 +173,12 @@ def served_captures(
         if each.hooked:
             held = stages.setdefault(each.stage, {}).setdefault((each.rank, each.step), set())
             held.add(each.name)
-    _refuse_lost_ranks(given, outputs)
+    of = _ranks(given, outputs)
     for stage in stages.values():
         _refuse_halves(given, stage)
     rows = prompts.rows or None
     told = (*prompts.notes, *notes)
-    return by_name(given, list(found.values()), table, notes=told, rows=rows)
+    return by_name(given, list(found.values()), table, notes=told, rows=rows, of=of)
 
 
 def _refuse_halves(given: Given, held: Mapping[tuple[int, int], Collection[str]]) -> None:
@@ -202,19 +202,23 @@ def _refuse_halves(given: Given, held: Mapping[tuple[int, int], Collection[str]]
             )
 
 
-def _refuse_lost_ranks(given: Given, outputs: Sequence[ModuleOutput]) -> None:
-    """Raise UserError where ranks hold fewer queries, keys and values than the model has.
+def _ranks(given: Given, outputs: Sequence[ModuleOutput]) -> int:
+    """Return how many ranks there were, where the first is alone; 0 where all are there.
 
-    A rank that is missing leaves no other trace: others do not tell how many there were.
+    Raises UserError where several hold fewer queries, keys and values than the model has: a rank
+    that is missing leaves no other trace, as others do not tell how many there were.
     """
     if given.sizes is None:
-        return
+        return 0
     ranks = 1 + max((each.rank for each in outputs), default=0)
     whole = (given.sizes.heads + 2 * given.sizes.kv_heads) * given.sizes.head_dim
     for each in outputs:
         if each.name.endswith(".qkv_proj.out") and ranks * each.shape[-1] < whole:
+            if ranks == 1 and (of := given.ranks_of(each.shape[-1])):
+                return of
             raise UserError(
                 f"{given.folder}: {each.name} has {ranks * each.shape[-1]} of {whole} channels on "
                 f"{ranks} rank(s)",
                 "copy every rank's files of one run, or name the model that was run.",
             )
+    return 0

@@ -147,7 +147,8 @@ class Captures:
     is to be known of the folder. ``also`` are files that say what others hold. Rows
     ``on_the_right`` are padded behind their tokens; ``rows`` are their numbers of tokens, where
     that is known. ``operands`` are what products round theirs to, by the names of
-    `numbers.operands`. ``what`` is a word for such a folder.
+    `numbers.operands`. ``what`` is a word for such a folder. ``of`` is how many ranks there were,
+    where rank 0 alone is here; 0 where all are.
     """
 
     parts: Mapping[Site, SiteFiles]
@@ -160,6 +161,7 @@ class Captures:
     what: str = "capture"
     rows: tuple[int, ...] = ()
     operands: tuple[str, ...] = ()
+    of: int = 0
 
     @property
     def paths(self) -> list[Path]:
@@ -207,6 +209,17 @@ class Given:
         """Return what says how wide parts of fused tensors are on so many ranks."""
         return widths_of(self.sizes, ranks) if self.sizes is not None else None
 
+    def ranks_of(self, channels: int) -> int:
+        """Return on how many ranks each has so many channels of queries, keys and values.
+
+        0 where all of them are on one, or no number fits.
+        """
+        if self.sizes is None:
+            return 0
+        heads, kv, size = self.sizes.heads, self.sizes.kv_heads, self.sizes.head_dim
+        counts = (n for n in range(2, heads + 1) if heads % n == 0)
+        return next((n for n in counts if channels == (heads // n + 2 * max(kv // n, 1)) * size), 0)
+
     def site(self, module: str) -> tuple[Site | None, Split | None]:
         """Return the site that a module's end is, and how the name map says that it is split.
 
@@ -228,11 +241,13 @@ def by_name(
     rows: Sequence[int] | None = None,
     what: str = "dump",
     on_the_right: bool = False,
+    of: int = 0,
 ) -> Captures:
     """Return an engine's tensors by site: by the name map, then its own ``table``, then `COMMON`.
 
     Without a table the map alone counts. ``rows`` are the numbers of tokens of sequences that stand
-    one behind the other, a pass's first axis, in place of an axis of sequences.
+    one behind the other, a pass's first axis, in place of an axis of sequences. ``of`` is how many
+    ranks there were, where rank 0 alone is here.
 
     Raises UserError where a rank lacks what others hold.
     """
@@ -246,7 +261,7 @@ def by_name(
     ordered = {
         site: [sources[rank] for rank in range(ranks)] for site, sources in placed.sites.items()
     }
-    files, widths = files_of(ordered.values()), given.widths(ranks)
+    files, widths = files_of(ordered.values()), given.widths(of or ranks)
     packed = Packed(tuple(rows)) if rows is not None else None
     parts = {
         site: SiteSources.of(made, files, widths, packed and packed.at(site.step))
@@ -262,6 +277,7 @@ def by_name(
         on_the_right=on_the_right or rows is not None,
         what=what,
         rows=tuple(rows or ()),
+        of=of,
     )
 
 

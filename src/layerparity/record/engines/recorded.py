@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 from layerparity.anatomy.site import Site
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import tensor_names
+from layerparity.ground.files import tensor_shapes
 from layerparity.numbers.rank_parts import Split
 from layerparity.record.dump_files import Dumped
 from layerparity.record.dump_format import (
@@ -18,15 +19,19 @@ from layerparity.record.dump_format import (
     DumpDescription,
     description_of,
 )
-from layerparity.record.engines._descriptions import AGAIN, descriptions, refuse_more, version_of
+from layerparity.record.engines._descriptions import AGAIN, descriptions, version_of
+from layerparity.record.engines._pieces import goes_on, joined, refuse_hidden, sequences_of
 from layerparity.record.engines.base import Captures, Given, by_name, usual
 from layerparity.record.name_map import split_of
 from layerparity.record.tensor_source import SiteSources
 
 TITLE = "what layerparity.recording wrote"
+# What a model makes logits of, which it may scale or cap; and what it makes of them.
+_HEAD = "lm_head.out"
+_HEADS = (f"{LOGITS}.out", "logits_processor.out", _HEAD)
 _TABLE = {
     IDS: "embed_tokens:in",
-    **{f"{each}.out": "lm_head:out" for each in (LOGITS, "logits_processor")},
+    **dict.fromkeys(_HEADS, "lm_head:out"),
     # A table of tokens is recorded where it is the whole embedding.
     "wte.out": "embed_tokens:out",
     **{
@@ -35,8 +40,6 @@ _TABLE = {
         for end in ("choices", "weights")
     },
 }
-# What a model makes logits of, which it may scale or cap.
-_HEAD = "lm_head.out"
 _SHOWN = 3
 
 
@@ -51,26 +54,38 @@ def read(given: Given) -> Captures:
     """Return what was recorded.
 
     Raises UserError where a recording did not end, a rank or a file is missing, ranks are of two
-    runs, or the passes are more than a prefill and the steps after it.
+    runs, or the passes are not of one prompt, or one batch, in pieces or whole.
     """
     dumps = descriptions(given.folder)
-    refuse_more(given.folder, dumps[0].passes)
-    tensors = []
+    passes = dumps[0].passes
+    whole, tensors = goes_on(given.folder, passes), []
+    # How many rows the logits of sequences have that stand one behind the other, by file.
+    heads: dict[str, int] = {}
     for rank, dump in enumerate(dumps):
-        for each in dump.passes:
+        for number, each in enumerate(dump.passes):
             path = given.folder / each.file
             if PASS_FILE.fullmatch(each.file) is None or not path.is_file():
                 raise UserError(f"{given.folder} lacks {each.file}", "copy every file of it.")
-            keys = tensor_names(path, AGAIN)
+            keys = tensor_shapes(path, AGAIN)
             tensors += [
-                Dumped(path, key, (usual(key), key), rank, each.step)
+                Dumped(path, key, (usual(key), key), rank, each.step if whole else number)
                 for key in keys
                 if usual(key) != _HEAD or f"{LOGITS}.out" not in keys
             ]
-    rows, notes = dumps[0].passes[0].rows, _notes(dumps[0])
-    captures = by_name(given, tensors, _TABLE, notes=notes, rows=rows, what="recording")
+            for key in (key for key in keys if usual(key) in _HEADS):
+                heads[each.file] = prod(keys[key][:-1])
+    rows, notes = passes[0].rows if whole else None, _notes(dumps[0])
+    of = dumps[0].ranks if len(dumps) < dumps[0].ranks else 0
+    captures = by_name(given, tensors, _TABLE, notes=notes, rows=rows, what="recording", of=of)
     also = tuple(given.folder / description_of(rank) for rank in range(len(dumps)))
     said = _splits(captures, dumps[0], also[0])
+    if not whole:
+        captures = joined(
+            captures, passes, sequences_of(given.folder, passes, heads, captures.ranks)
+        )
+    elif rows is not None:
+        where = f"{given.folder}: {passes[0].file}"
+        refuse_hidden(where, len(rows), sum(rows), heads.get(passes[0].file))
     return replace(captures, splits={**said, **captures.splits}, also=also)
 
 

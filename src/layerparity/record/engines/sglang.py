@@ -82,8 +82,9 @@ def _ranks(folder: Path) -> dict[tuple[int, int], Path]:
     for found, path in _ranks_in(target):
         if (key := (int(found[1]), int(found[2]))) in ranks:
             raise UserError(
-                f"{target} holds {ranks[key].name} and {path.name}, of two runs",
-                "keep the folders of one run, one for each rank.",
+                f"{target} holds {ranks[key].name} and {path.name}, of two runs, or of "
+                "data-parallel replicas",
+                "keep the folders of one run, one for each rank; of replicas, those of one.",
             )
         ranks[key] = path
     tps, pps = ({key[axis] for key in ranks} for axis in (0, 1))

@@ -9,11 +9,11 @@ as there are any. The arguments alone are saved as ``input`` too, so that the re
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from layerparity.ground.errors import UserError
-from layerparity.record.dump_files import Dumped
+from layerparity.record.dump_files import Dumped, sole
 from layerparity.record.engines.base import Captures, Given, by_name, stream
 
 TITLE = "what TensorRT-LLM's debug hook dumped"
@@ -32,11 +32,14 @@ def matches(folder: Path) -> bool:
 
 
 def read(given: Given) -> Captures:
-    """Return what modules gave out. Raises UserError where a pass or a rank lacks a block.
+    """Return what modules gave out.
+
+    Raises UserError where a pass or a rank lacks a block, and for a longer prompt than was fed.
 
     The first call of the model is the prefill, and each later one a decode step.
     """
-    tensors, normed = [], False
+    tensors: list[Dumped] = []
+    normed, of = False, 0
     for where in sorted(each for each in given.folder.iterdir() if _RANK.fullmatch(each.name)):
         files: _Files = {}
         for path in sorted(where.iterdir()):
@@ -47,8 +50,32 @@ def read(given: Given) -> Captures:
         for module, step, name, behind in _modules(where, files, given.blocks):
             rank, normed = int(where.name.removeprefix("rank")), normed or behind
             tensors += list(_tensors(files[module], name, rank, step))
+    fused = [each for each in tensors if each.names[0].endswith(".qkv_proj.out/0")]
+    if fused and not any(each.rank for each in tensors):
+        of = given.ranks_of(sole(fused[0].path).shape[-1])
     table = stream("layers.{n}.out/1") if normed else stream()
-    return by_name(given, tensors, table, rows=given.rows())
+    if rows := given.rows():
+        _refuse_longer(given.folder, tensors, rows)
+    return by_name(given, tensors, table, rows=rows, of=of)
+
+
+def _refuse_longer(folder: Path, tensors: Sequence[Dumped], rows: Sequence[int]) -> None:
+    """Raise UserError where what comes behind the tokens that were fed goes on with others.
+
+    Logits, or a decode step, are then of the last token of a longer prompt. Those of other requests
+    may stand behind them: these have rows of their own.
+    """
+    own = [each for each in tensors if each.rank == 0]
+    prefill = (e for e in own if not e.step and e.names[0].startswith(("embed", "layers.")))
+    ends = (e for e in own if e.step or e.names[0].startswith("lm_head"))
+    if (first := next(prefill, None)) is None or (last := next(ends, None)) is None:
+        return
+    tokens, behind = (sole(each.path).shape[0] for each in (first, last))
+    if behind <= len(rows) and tokens > sum(rows):
+        raise UserError(
+            f"{folder} was fed {tokens} tokens, and {sum(rows)} are said",
+            "give all that it was fed, or leave them out, where the embedding was dumped.",
+        )
 
 
 def _tensors(ends: dict[str, dict[str, Path]], name: str, rank: int, step: int) -> Iterator[Dumped]:

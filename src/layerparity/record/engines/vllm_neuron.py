@@ -23,8 +23,10 @@ from layerparity.ground.parse import parse_json
 from layerparity.record.dump_files import sole
 from layerparity.record.engines._requests import (
     ModelPass,
+    RequestFiles,
     ServedChunk,
     ServedRequest,
+    by_step,
     in_rows,
     requests_of,
 )
@@ -60,7 +62,7 @@ def read(given: Given) -> Captures:
     passes = _passes(given.folder)
     requests, wrong = requests_of(given.folder, passes)
     rows = in_rows(given.folder, requests, wrong, given.fed())
-    steps = min(len(each.steps) for each in rows)
+    passes_of = by_step(rows)
     found: dict[Site, SiteFiles] = {}
     splits: dict[Site, Split] = {}
     ignored = []
@@ -71,50 +73,28 @@ def read(given: Given) -> Captures:
             continue
         if split is not None:
             splits[site] = split
-        for step in range(steps + 1):
-            chunks = [(row.steps[step - 1],) if step else tuple(row.chunks) for row in rows]
-            parts = RequestFiles.of(module, chunks, last=site.path == HEAD)
+        for step, chunks in enumerate(passes_of):
+            parts = ModuleFiles.of(module, chunks, last=site.path == HEAD)
             found.setdefault(site.at_step(step or None), parts)
     also = tuple(each.folder / f"{each.folder.name}_meta.json" for each in passes)
-    notes = _notes(given.folder, requests, wrong, rows, steps)
+    notes = _notes(given.folder, requests, wrong, rows, len(passes_of) - 1)
     return Captures(found, len(passes[0].ranks), tuple(ignored), splits, notes, also)
 
 
 @dataclass(frozen=True)
-class RequestFiles(SiteFiles):
-    """What each rank captured of a module in one pass of each row, which has had several chunks.
-
-    ``last`` says that it may have been given no tokens but the last one of a request.
-    """
+class ModuleFiles(RequestFiles):
+    """What each rank captured of a ``module``."""
 
     module: str
-    rows: tuple[tuple[ServedChunk, ...], ...]
-    last: bool
 
     @classmethod
-    def of(cls, module: str, rows: Sequence[tuple[ServedChunk, ...]], last: bool) -> RequestFiles:
+    def of(cls, module: str, rows: Sequence[tuple[ServedChunk, ...]], last: bool) -> ModuleFiles:
         """Return what ranks captured of a module, and the files that it lies in."""
         used = {chunk.of.folder: chunk.of for row in rows for chunk in row}
         paths = [_file(each, module, rank) for each in used.values() for rank in each.ranks]
-        return cls(tuple(paths), module, tuple(rows), last)
+        return cls(tuple(paths), tuple(rows), last, module)
 
-    def read(self) -> list[torch.Tensor]:
-        """Return what each rank has, [row, token, ...], zeros behind the tokens of shorter rows.
-
-        Raises UserError for a file of no tensor, and ValueError for one of other tokens.
-        """
-        import torch
-
-        held = {chunk.of.folder: self._of_pass(chunk.of) for row in self.rows for chunk in row}
-        kinds = {(part.dtype, part.shape[1:]) for parts in held.values() for part in parts}
-        if len(kinds) > 1:
-            told = sorted(f"{dtype} {[*shape]}".removeprefix("torch.") for dtype, shape in kinds)
-            raise ValueError(f"its passes hold {' and '.join(told)} for a token")
-        ranks = self.rows[0][0].of.ranks
-        rows = [[self._of_row(held, rank, row) for row in self.rows] for rank in ranks]
-        return [torch.nn.utils.rnn.pad_sequence(each, batch_first=True) for each in rows]
-
-    def _of_pass(self, of: ModelPass) -> list[torch.Tensor]:
+    def of_pass(self, of: ModelPass) -> list[torch.Tensor]:
         """Return what each rank holds of a pass, of all its tokens, [token, ...]."""
         import torch
 
@@ -128,18 +108,6 @@ class RequestFiles(SiteFiles):
             return parts
         what = f"{own} tokens" if alike else "other numbers of tokens on each rank"
         raise ValueError(f"{of.folder.name} holds {what} of it, in a pass of {tokens}")
-
-    def _of_row(
-        self, held: dict[Path, list[torch.Tensor]], rank: int, row: Sequence[ServedChunk]
-    ) -> torch.Tensor:
-        import torch
-
-        parts = [held[chunk.of.folder][rank] for chunk in row]
-        if self.last and parts[-1].shape[0] != len(row[-1].of.positions):
-            # A chunk's own last token is the prompt's in the last chunk alone.
-            return parts[-1][row[-1].place : row[-1].place + 1]
-        own = zip(parts, row, strict=True)
-        return torch.cat([part[each.first : each.first + each.tokens] for part, each in own])
 
 
 def _file(of: ModelPass, module: str, rank: int) -> Path:
