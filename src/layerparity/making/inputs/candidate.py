@@ -101,7 +101,10 @@ def _tokens_of(sources: Sequence[RecordedRun], request: Request, names: str) -> 
             "use scope=full, and a candidate that recorded embed_tokens:in.",
         )
     own = inputs_of(recorded, request, FeedMode.chained)
-    return replace(own, source="candidate", chosen=f"the tokens of candidate {names}")
+    # All that begin with these tokens have one golden, unless further ones are told to it.
+    origin = own.origin if request.config.generate.max_new_tokens else ""
+    chosen = f"the tokens of candidate {names}"
+    return replace(own, source="candidate", chosen=chosen, origin=origin)
 
 
 def _with_more(capture: SitePatterns) -> SitePatterns:
