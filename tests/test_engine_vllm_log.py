@@ -15,7 +15,7 @@ import folders
 import pytest
 import torch
 from conftest import Ended
-from served_dumps import Judge, failing, ids_file, judge_with, passed, refused
+from served_dumps import Judge, failing, judge_with, passed, refused
 from serving_engine import PROMPT, Engine, scaled, share, wrong_mlp, wrong_stream, wrong_values
 from torch import nn
 
@@ -168,18 +168,6 @@ def test_what_a_log_lacks_never_passes_unseen(
     folder = log(llama, tmp_path / "log", HOLES[kind])
     drop(folder, kind)
     assert judged(folder, llama).outcome is not Outcome.PASS
-
-
-def test_blocks_alone_are_judged(judged: Judge, llama: Path, tmp_path: Path) -> None:
-    """Their pairs are added up, of what they are given and of what they put out."""
-    for name, wrong, where in (("right", (), ""), ("wrong", (wrong_stream,), "layers.1:out")):
-        folder = log(llama, tmp_path / name, *wrong, dtype=torch.bfloat16)
-        for each in (folder / RUN).glob("step_*/*"):
-            if each.is_dir() and each.name[-2:] not in (".0", ".1", ".2"):
-                shutil.rmtree(each)
-        verdict = judged(folder, llama, "inputs=tokens", ids_file(tmp_path, PROMPT))
-        assert verdict.where == where
-        assert verdict.counts["fail"] == bool(where)
 
 
 def test_devices_are_ranks(judged: Judge, llama: Path, tmp_path: Path) -> None:
