@@ -580,7 +580,7 @@ def test_block_outputs_alone_are_never_a_pass(golden: StoredRun, tmp_path: Path)
     found = compare(golden, alone)
     assert row(found, "layers.0:out").outcome is Outcome.INCONCLUSIVE
     assert why(row(found, "layers.0:out")) == (
-        "block output alone cannot show a bug inside; use capture=default"
+        "block output alone cannot show a bug inside; use capture=default, or dump what is inside"
     )
     assert found.exit is Exit.INCONCLUSIVE
     tensors["layers.0:out"] = tensors["layers.0:out"] + 1

@@ -554,6 +554,19 @@ def test_a_file_of_many_tensors_is_opened_once_for_their_names_and_once_for_them
     assert len(opened) == 2
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what is mapped only Linux says")
+def test_of_more_files_than_a_process_may_map_few_stay_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dump_files, "_MAPPED", 2)
+    for n in range(6):
+        torch.save(torch.full((2,), float(n)), tmp_path / f"t{n}.pt")
+    found = dump_files.find_tensors(tmp_path)
+    files = dump_files.DumpFiles(dict(enumerate(found)))
+    assert [files.read(each)[0].item() for each in found] == [float(n) for n in range(6)]
+    assert Path("/proc/self/maps").read_text().count(str(tmp_path)) == 2
+
+
 def test_a_dump_of_several_dtypes_has_each_of_them(golden: StoredRun, tmp_path: Path) -> None:
     tensors = {n: x.bfloat16() if n.startswith("layer_0") else x for n, x in values().items()}
     found = compare(golden, dump(tmp_path / "dump", tensors, form="safetensors"))

@@ -494,7 +494,7 @@ SAID = [
     "routed apart by a tie; 25 % of the tokens of such steps are judged",
     "the candidate does not show its router's choices: this token is near a tie, and off as if "
     "another expert had been chosen; 25 % of the tokens of such steps are judged",
-    "block output alone cannot show a bug inside; use capture=default",
+    "block output alone cannot show a bug inside; use capture=default, or dump what is inside",
     "these are hidden states without their residual, and the map names the wrong tensor: the first "
     "block's :out is <site>; name it so, and dump the sum of the two",
     "everything is <factor> times the golden's, and <site>, which is computed from it, is right: "

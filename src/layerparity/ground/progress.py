@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from layerparity.ground import console
 from layerparity.ground.console import duration_text
@@ -24,9 +24,12 @@ _LOG_EVERY_SECONDS = 30.0
 _RELAY_EVERY_SECONDS = 5.0
 # Between two looks at the clock.
 _TICK_SECONDS = 1.0
+# Fewer small items take no time that anybody waits for.
+_MANY = 2000
 # The work that is counted now, the innermost last, and what says how far its step is.
 _counted: list[Progress] = []
 _measured: list[Callable[[], str]] = []
+_T = TypeVar("_T")
 
 
 class Progress:
@@ -202,6 +205,17 @@ def measured(text: Callable[[], str]) -> Iterator[None]:
         yield
     finally:
         _measured.remove(text)
+
+
+def each(title: str, items: Sequence[_T]) -> Iterator[_T]:
+    """Yield items one by one; of many, show how many are done."""
+    if len(items) < _MANY:
+        yield from items
+        return
+    with shown(title, len(items)) as work:
+        for item in items:
+            yield item
+            work.step()
 
 
 @contextmanager

@@ -97,7 +97,8 @@ class DumpLayout:
         if not step and tokens < max(self.rows):
             return f"it holds {tokens} of {max(self.rows)} tokens"
         if not (step or self.on_the_right) and tokens > width:
-            return f"it holds {tokens} tokens, and {width} were fed"
+            more = "a name map cuts padding off; what an engine puts before a prompt was fed too"
+            return f"it holds {tokens} tokens, and {width} were fed ({more})"
         if step or not self.on_the_right:
             return tensor[:batch, : 1 if step else width].contiguous()
         laid = torch.zeros(batch, width, *tensor.shape[2:], dtype=tensor.dtype)
@@ -107,6 +108,8 @@ class DumpLayout:
 
     def _with_axes(self, tensor: torch.Tensor, spec: SiteSpec, step: int) -> torch.Tensor:
         """Return a tensor with the axes of heads and of sequences, as far as it is without."""
+        import torch
+
         lacking = len(spec.axes) - tensor.dim()
         one = self.head_dim
         # Heads of tokens, one behind the other, lack the axis of sequences alone.
@@ -115,6 +118,11 @@ class DumpLayout:
             tensor, lacking = tensor.unflatten(-1, (-1, one)), lacking - 1
         if lacking != 1:
             return tensor
+        counts = self.rows
+        if not (step or self.on_the_right) and tensor.shape[0] == sum(counts) > len(counts):
+            return torch.nn.utils.rnn.pad_sequence(
+                tensor.split(counts), batch_first=True, padding_side="left"
+            )
         held = tensor.shape[0] if step else self.sequences or self.mask.shape[0]
         # Of one sequence a single axis of tokens is left, however many there may have been.
         rows: torch.Tensor = tensor.unflatten(0, (held if tensor.shape[0] % held == 0 else 1, -1))

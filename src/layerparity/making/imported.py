@@ -207,7 +207,9 @@ def _scoped(recorded: Recorded, plan: RunPlan, config: Config) -> Config:
     if all(fed) and not inputs.isdisjoint((last, Site(NORM, "in"), Site(NORM, "out"))):
         return config
     runs = [range(at, _end(fed, at)) for at in range(len(fed)) if fed[at]]
-    longest = max(runs, key=len)
+    # Of most that can be held against a golden's: inputs alone prove nothing.
+    local = [site.layer for site in inputs if site.layer is not None and site.local != ":in"]
+    longest = max(runs, key=lambda run: (sum(each in run for each in local), len(run)))
     console.note(
         f"{recorded.name} holds the inputs of some blocks alone: on its own values layers "
         f"{longest[0]} to {longest[-1]} are judged, and no decode step. Record layers.N:out of "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from layerparity.anatomy.shards import spans
 from layerparity.anatomy.site import PREFILL, Site
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
+from layerparity.ground import progress
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.making import behind_norm
@@ -159,7 +160,7 @@ class _Merged(Mapping[Site, "torch.Tensor"]):
         self.splits: dict[Site, Split] = {}
         self._unclear: dict[str, list[Site]] = {}
         self._alike: set[str] = set()
-        for site in captures.parts:
+        for site in progress.each("sites", [*captures.parts]):
             split = self._split(site)
             if split is not None:
                 self.splits[site] = split

@@ -17,6 +17,7 @@ from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from layerparity.ground import progress
 from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import UserError, memory_ran_out
 from layerparity.ground.files import damaged, inside, read_tensors, reading, tensor_shapes
@@ -30,6 +31,8 @@ CURE = "dump it again"
 _SAVE = "save tensors, or a dict, list or tuple of them, with torch.save"
 # Archives that stay open, and what lists that are held more than once may hold in all.
 _OPEN, _REPEATED = 64, 1 << 16
+# Files that stay mapped: Linux lets a process map 65,530.
+_MAPPED = 1 << 14
 _T = TypeVar("_T")
 
 
@@ -53,11 +56,12 @@ class Dumped:
 def find_tensors(folder: Path) -> list[Dumped]:
     """Return every tensor under a folder, sorted by file. Raises UserError where there is none."""
     tensors: list[Dumped] = []
-    for path in sorted(folder.rglob("*")):
-        if path.suffix not in SUFFIXES or not path.is_file():
-            continue
+    files = [each for each in sorted(folder.rglob("*")) if each.suffix in SUFFIXES]
+    for path in progress.each("files", [each for each in files if each.is_file()]):
         relative = path.relative_to(folder)
-        inside(folder, relative.as_posix(), CURE)
+        # No link to a folder is followed: nothing else leads out.
+        if path.is_symlink():
+            inside(folder, relative.as_posix(), CURE)
         stem = relative.with_suffix("").as_posix()
         keys = [""] if path.suffix == ".npy" else names_in(path)
         alone = (stem,) if len(keys) == 1 else ()
@@ -106,6 +110,7 @@ class DumpFiles:
             self._keys.setdefault(each.path, []).append(each.key or "")
         self._opened: dict[Path, dict[str, torch.Tensor]] = {}
         self._archive = lru_cache(_OPEN)(NpzFile)
+        self._mapped = lru_cache(_MAPPED)(read_pt)
 
     def read(self, dumped: Dumped) -> torch.Tensor:
         """Return a tensor as dumped, of its own shape and dtype.
@@ -121,10 +126,10 @@ class DumpFiles:
             return real(self._archive(path).read(key), path, key)
         if path.suffix == ".json":
             return real(read_encoded(path, key), path, dumped.names[0])
+        if path.suffix == ".pt":
+            return real(self._mapped(path)[key], path, key)
         if path not in self._opened:
-            pt = path.suffix == ".pt"
-            read = read_pt(path) if pt else read_tensors(path, self._keys[path], CURE)
-            self._opened[path] = read
+            self._opened[path] = read_tensors(path, self._keys[path], CURE)
         return real(self._opened[path][key], path, key)
 
 

@@ -90,7 +90,8 @@ _SENTENCES = {
     ReasonKind.FOLDED: "everything is {factor} times the golden's, and {site}, which is computed "
     "from it, is right: the factor is a convention of this implementation",
     ReasonKind.INSIDE_UNJUDGED: "block output alone cannot show a bug inside; not judged: {sites}",
-    ReasonKind.BLOCK_ALONE: "block output alone cannot show a bug inside; use capture=default",
+    ReasonKind.BLOCK_ALONE: "block output alone cannot show a bug inside; use capture=default, or "
+    "dump what is inside",
 }
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from layerparity.anatomy.family import ROUTED
+from layerparity.anatomy.family import ATTENDED, ROUTED
 from layerparity.anatomy.site import EMBEDDING, HEAD, NORM, Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.quoting import typed
@@ -101,16 +101,19 @@ def _tokens_of(sources: Sequence[RecordedRun], request: Request, names: str) -> 
             "use scope=full, and a candidate that recorded embed_tokens:in.",
         )
     own = inputs_of(recorded, request, FeedMode.chained)
-    return replace(own, source="candidate", chosen=f"the tokens of candidate {names}")
+    # All that begin with these tokens have one golden, unless further ones are told to it.
+    origin = own.origin if request.config.generate.max_new_tokens else ""
+    chosen = f"the tokens of candidate {names}"
+    return replace(own, source="candidate", chosen=chosen, origin=origin)
 
 
 def _with_more(capture: SitePatterns) -> SitePatterns:
     """Return a candidate's sites, and what tells of them beside it.
 
-    The router's choices say which experts were used, and what an MLP gives out whether a block's
-    output lacks the stream that it is added to.
+    What was chosen says which experts and tokens were used, and where a tie may have had others
+    chosen; what an MLP gives out says whether a block's output lacks the stream.
     """
-    more = [each for each in (ROUTED, "mlp:out") if not capture(layer=None, local=each)]
+    more = [each for each in (ROUTED, ATTENDED, "mlp:out") if not capture(layer=None, local=each)]
     return replace(capture, include=(*capture.include, *more)) if capture.include else capture
 
 

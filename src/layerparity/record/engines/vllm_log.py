@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from layerparity.ground import progress
 from layerparity.ground.errors import UserError
 from layerparity.record.dump_files import sole
 from layerparity.record.engines._served import (
@@ -53,17 +54,18 @@ def read(given: Given) -> Captures:
     found = {number: _files(path) for steps in runs.values() for number, path in steps.items()}
     ranks = _ranks(found)
     prompts = served_prompts(given, dict(_positions(given.folder, found)))
-    outputs = []
+    outputs, files = [], []
     for number, step in prompts.steps.items():
         late = {k: v for k, v in found.get(number + 1, {}).items() if k.startswith(LOGITS)}
         own = {k: v for k, v in found[number].items() if not k.startswith(LOGITS)}
-        for name, files in {**own, **late}.items():
-            for device, path in files.items():
-                tensor, told = sole(path), "input_ids" if name == _IDS[0] else name
-                # Other whole numbers are positions.
-                if tensor.is_floating_point() or name in _IDS:
-                    rank = ranks[device]
-                    outputs.append(ModuleOutput(path, None, told, tensor.shape, step, rank))
+        each = {**own, **late}.items()
+        files += [(step, name, *file) for name, held in each for file in held.items()]
+    for step, name, device, path in progress.each("files", files):
+        tensor, told = sole(path), "input_ids" if name == _IDS[0] else name
+        # Other whole numbers are positions.
+        if tensor.is_floating_point() or name in _IDS:
+            rank = ranks[device]
+            outputs.append(ModuleOutput(path, None, told, tensor.shape, step, rank))
     return served_captures(given, outputs, prompts)
 
 
