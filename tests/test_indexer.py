@@ -161,7 +161,11 @@ def test_a_choice_that_is_none_ties_with_nothing() -> None:
 
 
 class Rounded(Mode):
-    """The indexer's scores, as far off as bfloat16 rounds them."""
+    """The indexer's scores, as far off as bfloat16 rounds them; or its worst tokens chosen."""
+
+    def __init__(self, sign: int = 1) -> None:
+        super().__init__()
+        self.sign = sign
 
     def run(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         if func is not torch.topk and func is not torch.Tensor.topk:
@@ -169,13 +173,41 @@ class Rounded(Mode):
         scores, maker = args[0].float(), torch.Generator().manual_seed(0)
         size = scores[scores > -1e30].square().mean().sqrt() / 512
         noise = size * torch.randn(scores.shape, generator=maker)
-        return func((scores + noise).to(args[0].dtype), *args[1:], **named)
+        found = self.sign * (scores + noise)
+        return func(found.where(scores > -1e30, scores).to(args[0].dtype), *args[1:], **named)
+
+
+# Of what is recorded as components, all but which tokens attention chose.
+WITHOUT = (
+    "model.layers.?",
+    "*.self_attn",
+    "*.o_proj",
+    "*norm",
+    "*.mlp",
+    "lm_head",
+    "*.embed_tokens",
+)
+
+
+@pytest.mark.usefixtures("no_mistakes_tried")
+def test_wrong_tokens_that_a_recording_shows_are_named(
+    cli: Callable[..., Ended], store: Path, tmp_path: Path
+) -> None:
+    model = folders.deepseek_v32(tmp_path / "model", index_n_heads=8)
+    with Rounded(sign=-1):
+        recorded(engine(model, torch.bfloat16), tmp_path / "dump", steps=0)
+    own = ("job=compare", "job.own_inputs=true", f"candidate={tmp_path / 'dump'}")
+    of = ("model=checkpoint", f"model.path={model}", "device_map=cpu")
+    ended = cli(f"tracking.folder={store}", *own, *of)
+    assert ended.exit == Exit.FAILED
+    assert f"FAIL at {CHOICES}" in ended.out
 
 
 @pytest.mark.parametrize("times", [1.0, 1.03])
+@pytest.mark.parametrize("shown", [True, False], ids=["shown", "not shown"])
 @pytest.mark.usefixtures("no_mistakes_tried")
-def test_a_dump_without_the_chosen_tokens_is_excused_ties_alone(
-    cli: Callable[..., Ended], store: Path, tmp_path: Path, times: float
+def test_chosen_tokens_are_replayed_and_without_them_ties_alone_are_excused(
+    cli: Callable[..., Ended], store: Path, tmp_path: Path, times: float, shown: bool
 ) -> None:
     """Sixteen channels of a head's values, and eight that positions rotate."""
     model = folders.deepseek_v32(tmp_path / "model", index_n_heads=8)
@@ -183,14 +215,15 @@ def test_a_dump_without_the_chosen_tokens_is_excused_ties_alone(
     core = running.get_submodule("model.layers.0.self_attn.o_proj")
     core.register_forward_pre_hook(lambda module, given: (given[0] * times,))
     with Rounded():
-        recorded(running, tmp_path / "dump", steps=0, sites="components")
+        recorded(running, tmp_path / "dump", steps=0, sites="components" if shown else WITHOUT)
     own = ("job=compare", "job.own_inputs=true", f"candidate={tmp_path / 'dump'}")
     of = ("model=checkpoint", f"model.path={model}", "device_map=cpu")
     ended = cli(f"tracking.folder={store}", *own, *of)
     assert "layers.0.self_attn:context is left out" not in ended.out
     if times == 1.0:
         assert ended.exit == Exit.OK, ended.out + ended.err
-        assert "left out: the candidate shows no choices" in " ".join(ended.out.split())
+        words = " ".join(ended.out.split())
+        assert ("left out: the candidate shows no choices" in words) is not shown
     else:
         assert ended.exit == Exit.FAILED
         assert "FAIL at layers.0.self_attn:context" in ended.out

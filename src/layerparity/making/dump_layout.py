@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.family import HEADS, HIDDEN, Family, end_spec
-from layerparity.anatomy.site import EMBEDDING, Kind, Site, SiteSpec
+from layerparity.anatomy.family import CHOSEN_TOKENS, HEADS, HIDDEN, Family, end_spec
+from layerparity.anatomy.site import CHOICES, DECODE, EMBEDDING, WEIGHTS, Kind, Site, SiteSpec
 
 if TYPE_CHECKING:
     import torch
@@ -106,6 +106,21 @@ class DumpLayout:
             laid[row, width - count :] = tensor[row, :count]
         return laid
 
+    def chosen(self, indices: torch.Tensor, step: int) -> torch.Tensor:
+        """Return the tokens that attention chose, as a run records them; see `chosen_tokens`.
+
+        ``indices`` are int64 [batch, token, k], as top-k gives them: places among a row's tokens.
+        """
+        import torch
+
+        from layerparity.ports.base import Call
+        from layerparity.ports.observed.canonical import chosen_tokens
+
+        mask = torch.nn.functional.pad(self.mask, (0, step), value=1)
+        if self.on_the_right:
+            indices = indices + (self.mask.shape[1] - self.mask.sum(-1))[:, None, None]
+        return chosen_tokens(indices, Call(mask, mask[:, mask.shape[1] - indices.shape[1] :]))
+
     def _with_axes(self, tensor: torch.Tensor, spec: SiteSpec, step: int) -> torch.Tensor:
         """Return a tensor with the axes of heads and of sequences, as far as it is without."""
         import torch
@@ -127,6 +142,42 @@ class DumpLayout:
         # Of one sequence a single axis of tokens is left, however many there may have been.
         rows: torch.Tensor = tensor.unflatten(0, (held if tensor.shape[0] % held == 0 else 1, -1))
         return rows
+
+
+def laid_at(
+    held: torch.Tensor, site: Site, spec: SiteSpec, layout: DumpLayout
+) -> tuple[torch.Tensor | str, SiteSpec]:
+    """Return a tensor as a run records it, with its axes, or why it does not fit its site."""
+    step = site.step if site.phase == DECODE else 0
+    if site.local == "self_attn:context":
+        layout = replace(layout, head_dim=layout.value_dim or layout.head_dim)
+    shown = layout.with_heads(spec, held, step)
+    laid = layout.laid_out(held, shown, step)
+    if shown != spec and site.component.endswith("_proj") and not isinstance(laid, str):
+        # A projection puts its heads out side by side, however they were looked at.
+        return laid.flatten(-2), spec
+    if spec is CHOSEN_TOKENS and not isinstance(laid, str):
+        laid = layout.chosen(laid, step)
+    return laid, shown
+
+
+def sort_routing(tensors: dict[Site, torch.Tensor]) -> dict[str, str]:
+    """Sort each token's experts by number, their weights with them; return which have no order.
+
+    All are [batch, token, k] by site, and are replaced.
+    """
+    from layerparity.numbers.metrics.sets import by_expert
+
+    skipped = {}
+    for site in [each for each in tensors if each.end == WEIGHTS and tensors[each].shape[-1] > 1]:
+        choices = replace(site, end=CHOICES)
+        if choices in tensors and tensors[choices].shape == tensors[site].shape:
+            both = by_expert(tensors[choices], tensors[site])
+            tensors[choices], tensors[site] = both
+        else:
+            del tensors[site]
+            skipped[str(site)] = f"it has no order of its own: record {choices} too"
+    return skipped
 
 
 def packed(values: torch.Tensor) -> str:

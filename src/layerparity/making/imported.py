@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity import __version__
-from layerparity.anatomy.site import CHOICES, DECODE, HEAD, NORM, PREFILL, WEIGHTS, Site, SiteSpec
+from layerparity.anatomy.site import HEAD, NORM, PREFILL, Site
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.anatomy.stream import given_on, same_elsewhere
 from layerparity.ground import console
@@ -22,7 +22,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.ground.resources import git_commit
 from layerparity.making import needs, reuse, typed_keys, write
-from layerparity.making.dump_layout import DumpLayout, packed, spec_of
+from layerparity.making.dump_layout import DumpLayout, laid_at, packed, sort_routing, spec_of
 from layerparity.making.elsewhere import (
     CHOSEN,
     FED,
@@ -247,9 +247,9 @@ def _write(
                 tensors[site] = ids[site].clone()
                 continue
             # Of the tokens that are gone on with, which may be the last alone.
-            laid, shown = _laid(recorded.tensors[again.get(site, source)], site, spec, layout)
+            laid, shown = laid_at(recorded.tensors[again.get(site, source)], site, spec, layout)
             if isinstance(laid, str) and site in again:
-                laid, shown = _laid(recorded.tensors[source], site, spec, layout)
+                laid, shown = laid_at(recorded.tensors[source], site, spec, layout)
             specs[site] = shown
             if isinstance(laid, str) and site == LOGITS:
                 laid = _last_alone(recorded, plan, inputs, laid)
@@ -257,43 +257,9 @@ def _write(
                 skipped[str(site)] = laid
             else:
                 tensors[site] = laid.clone()
-        skipped |= _sort_routing(tensors)
+        skipped |= sort_routing(tensors)
         recorder.write(name, tensors, {site: specs[site] for site in tensors})
     recorder.finish()
-    return skipped
-
-
-def _laid(
-    held: torch.Tensor, site: Site, spec: SiteSpec, layout: DumpLayout
-) -> tuple[torch.Tensor | str, SiteSpec]:
-    """Return a tensor as a run records it, with its axes, or why it does not fit its site."""
-    step = site.step if site.phase == DECODE else 0
-    if site.local == "self_attn:context":
-        layout = replace(layout, head_dim=layout.value_dim or layout.head_dim)
-    shown = layout.with_heads(spec, held, step)
-    laid = layout.laid_out(held, shown, step)
-    if shown != spec and site.component.endswith("_proj") and not isinstance(laid, str):
-        # A projection puts its heads out side by side, however they were looked at.
-        return laid.flatten(-2), spec
-    return laid, shown
-
-
-def _sort_routing(tensors: dict[Site, torch.Tensor]) -> dict[str, str]:
-    """Sort each token's experts by number, their weights with them; return which have no order.
-
-    All are [batch, token, k] by site, and are replaced.
-    """
-    from layerparity.numbers.metrics.sets import by_expert
-
-    skipped = {}
-    for site in [each for each in tensors if each.end == WEIGHTS and tensors[each].shape[-1] > 1]:
-        choices = replace(site, end=CHOICES)
-        if choices in tensors and tensors[choices].shape == tensors[site].shape:
-            both = by_expert(tensors[choices], tensors[site])
-            tensors[choices], tensors[site] = both
-        else:
-            del tensors[site]
-            skipped[str(site)] = f"it has no order of its own: record {choices} too"
     return skipped
 
 

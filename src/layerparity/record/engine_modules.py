@@ -26,7 +26,7 @@ _ROUTER = re.compile(rf"{_INSIDE}\.{_GATE}")
 _NORMS = re.compile(r"(?:.*\.)?(?:\w*norm\w*|ln_\w+)")
 _DEFAULT = {
     _INSIDE: ("in", "out"),
-    rf"{_INSIDE}\.(?:{_ATTENTION}|{_MLP}|{_GATE})": ("out",),
+    rf"{_INSIDE}\.(?:{_ATTENTION}|{_ATTENTION}\.indexer|{_MLP}|{_GATE})": ("out",),
     rf"{_OUTER}(?:embed_tokens|wte|embed_in|lm_head|logits_processor)": ("out",),
     rf"{_OUTER}(?:norm|ln_f|final_layernorm)": ("in", "out"),
 }

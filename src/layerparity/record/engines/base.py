@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from layerparity.anatomy.family import ATTENDED
 from layerparity.anatomy.site import Site
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
@@ -61,6 +62,7 @@ _BLOCK = {
         for fused in ("", "qkv_proj.")
     },
     "self_attn.qkv_proj.out": ".self_attn split(q, k, v)",
+    "self_attn.indexer.out": f".{ATTENDED}",
     **{
         f"self_attn.{each}_{norm}.out": f".self_attn.{each}_norm:out"
         for each in "qk"
