@@ -228,17 +228,24 @@ def test_a_dump_without_tokens_is_told_what_it_was_fed(
 def test_a_router_as_topk_gives_it_and_a_head_whose_input_nobody_saw(
     judged: Callable[..., Verdict], clean: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
+    """Experts stand in one tensor, [token, layer, k], as vLLM returns its ``routed_experts``."""
     seen = {site: value for site, value in clean.items() if "@" not in site and "norm:" not in site}
+    routed = []
     for n in range(3):
         weights, choices = (f"layers.{n}.mlp.gate:{end}" for end in ("weights", "choices"))
         seen[weights], order = seen[weights].sort(-1, descending=True)
-        seen[choices] = seen[choices].gather(-1, order)
+        routed.append(seen.pop(choices)[0].gather(-1, order[0]))
     dump = write_dump(tmp_path / "dump", seen, lambda site: usual(site) or ":weights" in site)
+    torch.save(torch.stack(routed, 1), dump / "routed_experts.pt")
+    names = json.loads((dump / "names.json").read_text())
+    names["routed_experts[:, {n}]"] = "layers.{n}.mlp.gate:choices"
+    (dump / "names.json").write_text(json.dumps(names))
     verdict = judged(dump)
     rows = {str(row.site): row for row in verdict.rows}
     assert (verdict.outcome, verdict.counts["fail"]) == (Outcome.INCONCLUSIVE, 0), verdict.where
     assert verdict.coverage.doubts == (Doubt(DoubtKind.ENDS, {"stages": ["norm", "lm_head"]}),)
     assert rows["layers.1.mlp.gate:weights"].outcome is Outcome.PASS
+    assert rows["layers.2.mlp.gate:choices"].outcome is Outcome.PASS
     assert rows["layers.2:out"].outcome is Outcome.PASS
     assert rows["lm_head:out"].outcome is Outcome.SKIPPED
     assert why(rows["lm_head:out"]) == "the candidate did not record norm:out, which lm_head is fed"
