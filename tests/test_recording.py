@@ -8,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import folders
@@ -44,7 +46,9 @@ def engine(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 @torch.inference_mode()
-def served(model: nn.Module, ids: torch.Tensor = PROMPT, steps: int = 3, **more: Any) -> None:
+def served(
+    model: Callable[..., Any], ids: torch.Tensor = PROMPT, steps: int = 3, **more: Any
+) -> None:
     """Run a prompt, and some greedy decode steps with a cache."""
     mask = more.pop("attention_mask", torch.ones_like(ids))
     cache = None
@@ -232,6 +236,41 @@ def test_packed_rows_and_pairs_as_vllm_has_them(
     handle.remove()
     verdict = judged(tmp_path / "wrong", made("llama"))
     assert (verdict.outcome, verdict.where) == (Outcome.FAIL, "layers.1:out")
+
+
+def test_a_plug_in_records_in_sglangs_processes(
+    judged: Judge, made: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for SGLang's registry of hooks, which no CPU here runs: it calls ``forward``."""
+    (loaded,) = (e for e in entry_points(group="sglang.srt.plugins") if e.name == "layerparity")
+    plug_in, registered = loaded.load(), []
+    hooks = SimpleNamespace(
+        HookRegistry=SimpleNamespace(register=lambda *args: registered.append(args)),
+        HookType=SimpleNamespace(AFTER="after"),
+    )
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", hooks)
+    plug_in()
+    assert not registered, "nothing is recorded unasked"
+    monkeypatch.setenv("LAYERPARITY_RECORD", str(tmp_path / "recorded"))
+    monkeypatch.setenv("LAYERPARITY_RECORD_PASSES", "2")
+    plug_in()
+    ((target, hook, kind),) = registered
+    assert (target.rsplit(".", 2)[1:], kind) == (["ModelRunner", "load_model"], "after")
+    model = engine(made("llama"))
+    hook(None, SimpleNamespace(model=model, tp_rank=0, tp_size=1))
+
+    def forward(**given: Any) -> Any:
+        return model.forward(**given)
+
+    served(forward, PROMPT[:, :9], steps=0)
+    assert not (tmp_path / "recorded").exists(), "no warm-up is recorded"
+    (tmp_path / "recorded.start").touch()
+    served(forward, steps=3)
+    assert [each["step"] for each in told(tmp_path / "recorded")["passes"]] == [0, 1]
+    verdict = judged(tmp_path / "recorded", made("llama"))
+    assert verdict.outcome is Outcome.PASS, verdict.where
 
 
 @torch.inference_mode()

@@ -23,8 +23,8 @@ _MANY = 8
 # Below this product of terms and rows torch multiplies batches by a loop of its own, which adds
 # otherwise. With zeros up to there it adds as a single product does, if so few terms are added.
 _FEWEST, _SHORT = 400, 8
-_HIGHEST: Set[Any] = frozenset({torch.max, torch.Tensor.max})
-_TOP: Set[Any] = frozenset({torch.topk, torch.Tensor.topk})
+_HIGHEST: Set[Operation] = frozenset({torch.max, torch.Tensor.max})
+_TOP: Set[Operation] = frozenset({torch.topk, torch.Tensor.topk})
 # Their names hold the type: there is no argument that `Widen` could replace by the wide one.
 _CASTS = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.double)
 
@@ -36,7 +36,7 @@ class Mode(TorchFunctionMode):
     thousands of times.
     """
 
-    answers: Set[Any] | None = None
+    answers: Set[Operation] | None = None
 
     def __torch_function__(
         self,
@@ -59,7 +59,7 @@ class Mode(TorchFunctionMode):
 class Linear(Mode):
     """Replace every ``linear(input, weight)`` by ``product``; the bias is added afterwards."""
 
-    answers: Set[Any] | None = frozenset({linear})
+    answers: Set[Operation] | None = frozenset({linear})
 
     def __init__(self, product: Product) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class Replay(Mode):
     same token stands in its place, and attention sees that once.
     """
 
-    answers: Set[Any] | None = _HIGHEST | _TOP
+    answers: Set[Operation] | None = _HIGHEST | _TOP
 
     def __init__(self, choices: torch.Tensor | None, experts: int | None) -> None:
         super().__init__()
