@@ -148,7 +148,7 @@ def _config_of(
 ) -> tuple[Mapping[str, Any], list[AuditFinding]]:
     """Return config.json's values, and why nothing is built of them, not even a configuration."""
     try:
-        config = checkpoint.config
+        config = checkpoint.written
     except UserError as error:
         return {}, [AuditFinding("config_damaged", str(error), file="config.json", count=0)]
     found = contradiction(config, listing.tensors, len(listing.lost))

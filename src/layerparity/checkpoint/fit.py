@@ -14,6 +14,7 @@ from layerparity.ground.errors import UserError
 from layerparity.model import weight_types
 from layerparity.model.conversion import in_order
 from layerparity.model.header import Stored
+from layerparity.model.wrapped import is_wrapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,7 +86,9 @@ def fit(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: set[str]
     except UserError as error:
         named = named_class.model_of(_unquantised(config))
         if named is not None:
-            return _of_named_class(named, tensors, lost, str(error))
+            # Of one that holds a text model beside others, that alone is run by stages.
+            why = "" if is_wrapped(config) else str(error)
+            return _of_named_class(named, tensors, lost, why)
         return Fit([AuditFinding("architecture_unknown", str(error), file="config.json", count=0)])
     except _NONSENSE as error:
         # Not everything that can be built can be taken apart again.
@@ -117,11 +120,13 @@ def _of_skeleton(skeleton: Skeleton, tensors: Mapping[str, Stored], lost: set[st
 def _of_named_class(
     model: PreTrainedModel, tensors: Mapping[str, Stored], lost: set[str], why: str
 ) -> Fit:
-    """Return how tensors fit a model that is not run by stages, for the reason ``why``."""
+    """Return how tensors fit a model that is not run by stages, for the reason ``why``, if any."""
     from layerparity.model.conversion import Conversion
 
     fitting = _Fitting(model, Conversion(model), "", tensors, lost)
     result = fitting.fit(named_class.spare_names(model, tensors.keys() | lost))
+    if not why:
+        return result
     text = f"{why} Names and shapes were held against {type(model).__name__}."
     note = AuditFinding("not_by_stages", text, file="config.json", count=0, note=True)
     result.findings.insert(0, note)

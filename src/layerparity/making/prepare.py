@@ -26,7 +26,7 @@ from layerparity.making.request.inputs import Inputs, Request
 from layerparity.making.request.scope import Scope, num_layers_of, scope_of
 from layerparity.model import architecture, weight_types
 from layerparity.model.checkpoint import Checkpoint
-from layerparity.model.resolve import describe, open_checkpoint
+from layerparity.model.resolve import describe, open_checkpoint, say_parts
 from layerparity.ports.opening import open_backend, open_port
 from layerparity.record.manifest import SitePatterns
 from layerparity.settings.config import LATEST, Config, DType, FeedMode, RunKind
@@ -90,6 +90,7 @@ def plan_run(config: Config) -> RunPlan:
         config = replace(config, start=scope.start, end=scope.end, layer_chunks=None, chunk=None)
     checkpoint = open_checkpoint(config.model, scope.needed)
     checkpoint.refuse_other_sizes()
+    say_parts(checkpoint)
     open_port.check(config, num_layers)
     typed_keys.refuse_unmapped(config)
     refuse_uneven_experts(config, sizes_of(checkpoint.config))

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
 # Where a decoder holds the stage of an embedding of several modules.
 _GATHERED = "embedding_stage"
 _COUNT = "num_hidden_layers"
+# What a text model's part of a configuration often leaves out.
+_SIZES = (
+    *(_COUNT, "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "layer_types", "sliding_window"),
+    "tie_word_embeddings",
+)
 # transformers does not check every value: 0 heads end in a division, 0 experts in a chunk.
 _NONSENSE = (ArithmeticError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
@@ -78,6 +84,16 @@ def usual_names(values: Mapping[str, Any]) -> dict[str, Any]:
     # Some list their blocks, and count them.
     count = None if _COUNT in renamed else getattr(read_config(values), _COUNT, None)
     return renamed if count is None else {**renamed, _COUNT: count}
+
+
+def with_sizes(values: Mapping[str, object]) -> dict[str, Any]:
+    """Return values with the sizes that transformers takes for granted where they say none.
+
+    Raises UserError where transformers cannot read them.
+    """
+    known = read_config(values)
+    usual = {name: getattr(known, name, None) for name in _SIZES if values.get(name) is None}
+    return {**values, **{name: size for name, size in usual.items() if size is not None}}
 
 
 def _decoded(value: Any) -> Any:

@@ -13,10 +13,11 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import refuse_pointer, text_digest
 from layerparity.ground.parse import parse_json
 from layerparity.model import weight_types
-from layerparity.model.architecture import usual_names
+from layerparity.model.architecture import usual_names, with_sizes
 from layerparity.model.contradiction import contradiction
 from layerparity.model.header import Header, Stamp, Stored, read_header, stamp
 from layerparity.model.stage_names import StageNames, stage_of_name
+from layerparity.model.wrapped import is_wrapped, text_header, text_index, text_values
 
 if TYPE_CHECKING:
     import torch
@@ -81,9 +82,19 @@ class Checkpoint:
         return [stamp(file.stat()) if file.is_file() else None for file in files]
 
     @cached_property
-    def config(self) -> dict[str, Any]:
+    def written(self) -> dict[str, Any]:
         """config.json, its sizes under their usual names."""
         return usual_names(_read_json(self.folder / "config.json"))
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """What config.json says of the text model, which may stand in it as a part."""
+        return with_sizes(text_values(self.written)) if self.is_wrapped else self.written
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether the text model stands beside others, whose tensors are left out."""
+        return is_wrapped(self.written)
 
     @cached_property
     def config_digest(self) -> str:
@@ -107,6 +118,7 @@ class Checkpoint:
     def headers(self) -> list[Header]:
         """What its files say of themselves, read once, with each file's stamp of that moment."""
         headers = [read_header(file) for file in self._shards()]
+        headers = [text_header(each) for each in headers] if self.is_wrapped else headers
         here = {header.file.name for header in headers}
         # Shards of stages that are not needed may be missing, so only those here are looked at.
         due = {name for name, file in self.index.items() if file in here}
@@ -119,14 +131,14 @@ class Checkpoint:
 
     @cached_property
     def index(self) -> dict[str, str]:
-        """The file of every tensor as the index names it; empty without one."""
+        """The file of every tensor of the text model as the index names it; empty without one."""
         path = self.folder / INDEX
         if not path.is_file():
             return {}
         named = _read_json(path).get("weight_map") or {}
         if not isinstance(named, dict) or {type(file) for file in named.values()} != {str}:
             raise UserError(f"{INDEX} has no weight_map of tensors to files", "fetch it again.")
-        return named
+        return text_index(named) if self.is_wrapped else named
 
     @property
     def missing(self) -> list[str]:

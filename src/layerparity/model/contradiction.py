@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.sizes import EXPERT_KEYS
+from layerparity.model.wrapped import TEXT, is_wrapped, text_name
 
 if TYPE_CHECKING:
     from layerparity.model.header import Stored
@@ -37,9 +38,15 @@ def contradiction(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost
     A size that no module uses may well be larger than all others.
     """
     largest = max((size for each in tensors.values() for size in each.shape), default=1)
-    rows = [each.shape[0] for name, each in tensors.items() if _TABLE.search(name) and each.shape]
-    text = config.get("text_config")
-    sizes = text if isinstance(text, dict) else config
+    wrapped = is_wrapped(config)
+    # A tower has places of its own.
+    tables = (
+        each
+        for name, each in tensors.items()
+        if _TABLE.search(name) and not (wrapped and text_name(name) is None)
+    )
+    rows = [each.shape[0] for each in tables if each.shape]
+    sizes = config[TEXT] if wrapped else config
     count = len(tensors) + lost
     limits = {"num_hidden_layers": (count, f"{count} tensors")}
     if not lost:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded
 from layerparity.ground.resources import shipped
@@ -46,6 +47,13 @@ def describe(model: ModelSettings, stages: Sequence[str] | None = None) -> Check
             "give model.path=<folder> to run it.",
         )
     raise UserError("model=checkpoint wants a folder", "give model=FOLDER, of Hugging Face's form.")
+
+
+def say_parts(checkpoint: Checkpoint) -> None:
+    """Say where a checkpoint holds more than the text model, and that this alone counts."""
+    if checkpoint.is_wrapped:
+        whole, part = (each["model_type"] for each in (checkpoint.written, checkpoint.config))
+        console.note(f"{whole} holds a text model ({part}) beside others, which are left out")
 
 
 def _opened(

@@ -19,7 +19,7 @@ from layerparity.making.needs import ITEMSIZE, ForwardPass, cache_bytes, stage_a
 from layerparity.making.prepare import refuse_uneven_experts
 from layerparity.making.request.inputs import Request
 from layerparity.making.request.scope import num_layers_of, scope_of
-from layerparity.model.resolve import describe
+from layerparity.model.resolve import describe, say_parts
 from layerparity.model.weight_types import own_type
 from layerparity.plan.core_share import CoreLayout
 from layerparity.plan.devices import Devices, cores_of, parse_devices, this_machine
@@ -167,6 +167,7 @@ def _architecture(config: Config) -> dict[str, Any]:
     if config.model.path is None and config.model.architecture is not None:
         return config.model.architecture
     checkpoint = describe(config.model)
+    say_parts(checkpoint)
     # Of a checkpoint that is not fetched yet there is only config.json.
     if checkpoint.has_weights:
         checkpoint.refuse_other_sizes()

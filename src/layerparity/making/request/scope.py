@@ -57,12 +57,6 @@ def num_layers_of(model: Mapping[str, Any]) -> int:
     """Return config.json's number of blocks. Raises UserError for what cannot be run by stages."""
     if "num_hidden_layers" not in model:
         kind = model.get("model_type")
-        if isinstance(model.get("text_config"), Mapping):
-            raise UserError(
-                f"{kind} holds a text model beside others (text_config), and only a text model is "
-                "run by stages",
-                "save its text model as a checkpoint of its own.",
-            )
         raise UserError(
             f"{kind} counts no blocks (num_hidden_layers): it is not laid out as embedding, "
             "blocks, norm and head."

@@ -17,6 +17,7 @@ from typing import Any
 
 from layerparity.ground.errors import UserError, said
 from layerparity.model.architecture import read_config
+from layerparity.model.wrapped import is_wrapped, text_values
 from layerparity.ports.nxdi.application import Application
 from layerparity.ports.nxdi.transformers_4 import Values, rotary_of, values_of
 
@@ -48,6 +49,7 @@ class Described:
 
         known = read_config(config)
         stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        stored = text_values(stored) if is_wrapped(stored) else stored
         said_of = {**known.to_dict(), **values_of(config), **config, **own}
         # The type is the run's, and NxDI would load its own weights from a path.
         for name in ("dtype", "torch_dtype", "_name_or_path"):
