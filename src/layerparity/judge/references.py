@@ -178,8 +178,7 @@ def _no_floor(computed: Computed) -> Reason:
     dtype, operands = computed
     if not operands:
         return Reason(ReasonKind.NO_FLOOR_OF_DTYPE, {"dtype": dtype})
-    named = {"dtype": dtype, "operands": " and ".join(operands)}
-    return Reason(ReasonKind.NO_FLOOR_OF_OPERANDS, named)
+    return Reason(ReasonKind.NO_FLOOR_OF_OPERANDS, {"dtype": dtype, "operands": [*operands]})
 
 
 def golden_off(share: float) -> Reason | None:

@@ -207,7 +207,7 @@ def _golden_again(verdict: Verdict, reason: Reason) -> list[str]:
     if reason.kind is ReasonKind.NO_FLOOR_OF_DTYPE:
         again[key] = [reason.values["dtype"]]
     elif reason.kind is ReasonKind.NO_FLOOR_OF_OPERANDS:
-        again[key] = str(reason.values["operands"]).split(" and ")
+        again[key] = reason.values["operands"]
     elif reason.kind is ReasonKind.NO_REFERENCE_ALONE:
         again[key] = _COMPONENTS
     sides = {"golden": name, "candidate": verdict.candidate.named}
