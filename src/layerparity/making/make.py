@@ -170,10 +170,10 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> ReferenceRecord
         return None
     from layerparity.making.reference import ReferenceRecorder, floor_dtypes
 
-    asked = [dtype.value for dtype in config.reference.dtypes]
-    dtypes = floor_dtypes(port, asked, [*map(str, config.operands)])
-    # A golden of a candidate's own values judges that one, fed and split as this one is.
+    # A golden of a candidate's own values judges that one: computed, fed and split as this one is.
     others = not prepared.inputs.values_of
+    asked = [dtype.value for dtype in config.reference.dtypes or ([] if others else [config.dtype])]
+    dtypes = floor_dtypes(port, asked, [*map(str, config.operands)])
     chained, components = config.reference.chained, config.reference.components
     return ReferenceRecorder(port, folder, dtypes, others and chained, others and components)
 
