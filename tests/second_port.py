@@ -138,7 +138,7 @@ class Port(porting.Port):
         return value.float() if kept else value.to(self.dtype)
 
     def _stored(self, name: str) -> torch.Tensor:
-        with safe_open(self.assets.checkpoint.tensors[name].file, "pt") as file:
+        with safe_open(self.assets.checkpoint.stored[name].file, "pt") as file:
             return file.get_tensor(name)
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

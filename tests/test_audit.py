@@ -22,14 +22,13 @@ from layerparity.checkpoint.audit import Audit, examine
 from layerparity.checkpoint.deep import read_deep
 from layerparity.checkpoint.finding import CURES, AuditFinding, grouped
 from layerparity.checkpoint.listing import read_listing
-from layerparity.checkpoint.scales import check_scales
 from layerparity.checkpoint.stream import CHUNK, ValueStatistics
 from layerparity.ground.errors import Exit, UserError
 from layerparity.ground.resources import shipped
 from layerparity.machine.max_memory import most_at_once
-from layerparity.model import weight_types
 from layerparity.model.checkpoint import INDEX, Checkpoint
 from layerparity.model.header import BITS
+from layerparity.model.packing import unpack
 from layerparity.report.audit import headline, markdown, sentences, summary
 from layerparity.selftest.models import make_model
 
@@ -151,8 +150,8 @@ def test_the_real_model_in_130_files(tmp_path: Path) -> None:
     assert list(audit.sizes.layers) == list(range(62))
     assert {each.numbers for each in audit.sizes.layers.values()} == {3_668_718_592 + 256}
     weights = 62 * (4 + 3 * 256)
-    scales = audit.scales.to_dict()
-    assert (scales["weights"], scales["present"], scales["matching"]) == (weights,) * 3
+    packed = {"weights": {"F8_E4M3": weights}, "faulty": 0, "orphans": 0}
+    assert audit.packing.to_dict() == packed
     assert audit.sizes.dtypes["F8_E4M3"].tensors == weights
     on_disk = sum(file.stat().st_size for file in big.glob("*.safetensors"))
     assert 0 < on_disk - audit.sizes.whole.stored < 20e6
@@ -213,7 +212,7 @@ def test_the_trained_model_has_none_either() -> None:
 def test_a_small_fp8_folder_with_partial_blocks_is_sound(folder: Path) -> None:
     audit = audited(folder)
     assert audit.findings == []
-    assert len(audit.scales.matching) == 2 * (4 + 3 * 4)
+    assert audit.packing.kinds["F8_E4M3"] == 2 * (4 + 3 * 4)
 
 
 def test_names_without_their_prefix_are_known(folder: Path) -> None:
@@ -379,7 +378,7 @@ def no_quantization_config(folder: Path) -> None:
 
 
 def other_quantization(folder: Path) -> None:
-    edit_json(folder / "config.json", lambda c: c["quantization_config"].update(quant_method="awq"))
+    edit_json(folder / "config.json", lambda c: c["quantization_config"].update(quant_method="hqq"))
 
 
 def no_heads(folder: Path) -> None:
@@ -625,7 +624,7 @@ def test_fp8_weights_are_judged_by_their_values(tmp_path: Path) -> None:
     values = quantised(tmp_path / "x", 70, 45, (32, 16))
     listing = read_listing(tmp_path / "x")
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 16]}}
-    deep = read_deep(listing, check_scales(config, listing.tensors, set()))
+    deep = read_deep(listing, unpack(config, listing.tensors))
     said = deep.statistics["model.layers.0.x.weight"]
     assert said["std"] == pytest.approx(values.std(correction=0).item(), rel=1e-5)
     assert (said["min"], said["max"]) == (values.min().item(), values.max().item())
@@ -638,7 +637,7 @@ def test_scales_below_zero_or_zero_are_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "x" / WEIGHTS)
     listing = read_listing(tmp_path / "x")
     config = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 32]}}
-    found = read_deep(listing, check_scales(config, listing.tensors, set())).findings
+    found = read_deep(listing, unpack(config, listing.tensors)).findings
     assert [each.what for each in found] == ["scale_value"]
 
 
@@ -646,7 +645,7 @@ def test_reading_all_takes_no_memory_for_it(tmp_path: Path) -> None:
     write_sparse(tmp_path / WEIGHTS, [("model.layers.0.x.weight", "BF16", (2**12, 2**14))])
     listing = read_listing(tmp_path)
     with anonymous_peak() as megabytes:
-        read_deep(listing, check_scales({}, listing.tensors, set()))
+        read_deep(listing, unpack({}, listing.tensors))
     assert listing.sizes[tmp_path / WEIGHTS] > 2**27
     assert megabytes[0] < 60 * CHUNK / 2**20
 
@@ -657,11 +656,11 @@ def test_tensors_without_numbers(tmp_path: Path, shape: tuple[int, ...]) -> None
     entries = [(f"x{kind}.weight", kind, shape) for kind in BITS]
     if len(shape) > 1:
         entries.append(
-            ("xF8_E4M3.weight_scale_inv", "F32", weight_types.scale_shape(shape, (128, 128)))
+            ("xF8_E4M3.weight_scale_inv", "F32", tuple(-(-size // 128) for size in shape))
         )
     write_sparse(tmp_path / WEIGHTS, entries)
     listing = read_listing(tmp_path)
-    deep = read_deep(listing, check_scales({}, listing.tensors, set()))
+    deep = read_deep(listing, unpack({}, listing.tensors))
     assert {each.what for each in deep.findings} == {"not_examined"}
     assert len(deep.statistics) == len(entries) - 3
     assert deep.statistics["xF32.weight"]["min"] is None
@@ -720,7 +719,7 @@ def test_values_of_any_size_have_a_spread(tmp_path: Path, dtype: torch.dtype, si
     values = torch.tensor([-1.0, 1.0, 0.0, 0.0], dtype=torch.float64).mul(size).to(dtype)
     save_file({"x": values}, tmp_path / WEIGHTS)
     listing = read_listing(tmp_path)
-    said = read_deep(listing, check_scales({}, listing.tensors, set())).statistics["x"]
+    said = read_deep(listing, unpack({}, listing.tensors)).statistics["x"]
     assert said["std"] == pytest.approx(values.double().std(correction=0).item(), rel=1e-6)
 
 

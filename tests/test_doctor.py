@@ -560,7 +560,9 @@ def broken_index(folder: Path) -> None:
 
 def other_quantization(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(values | {"quantization_config": "awq"}))
+    (folder / "config.json").write_text(
+        json.dumps(values | {"quantization_config": {"quant_method": "hqq"}})
+    )
 
 
 def blocks_in_words(folder: Path) -> None:
@@ -579,7 +581,7 @@ def no_scales(folder: Path) -> None:
     ("damage", "says"),
     [
         (broken_index, "cannot be read as JSON"),
-        (other_quantization, "quantised by awq, which is not read"),
+        (other_quantization, "quantised by hqq, which is not read"),
         (blocks_in_words, "num_hidden_layers=six, which is no number of blocks"),
         (no_scales, "without its scales it is noise"),
     ],

@@ -12,7 +12,7 @@ from fp8_small import fp8_copy
 from safetensors.torch import load_file, save_file
 from test_weights import STAGES, port_of
 
-from layerparity.model import prints
+from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.prints import against, print_of
 from layerparity.model.reading import Files
 from layerparity.model.tensor_hashes import values_digest
@@ -53,7 +53,7 @@ def test_prints_are_those_of_a_second_reading_that_is_not_made(
     made, held = {}, {}
     with monkeypatch.context() as patched:
         patched.setattr(Files, "read", counted)
-        patched.setattr(prints, "read_tensor", None)
+        patched.setattr(Checkpoint, "value", None)
         for stage in STAGES:
             port.load(stage)
             made |= port.effective_weights(stage)
@@ -61,7 +61,7 @@ def test_prints_are_those_of_a_second_reading_that_is_not_made(
                 place = f"{port.skeleton.path(stage)}.{name}"
                 held |= port.skeleton.as_stored(checkpoint, place, tensor)
     assert sum(read) == sum(each.bytes for each in checkpoint.tensors.values())
-    assert made.keys() == held.keys() == checkpoint.weights.keys()
+    assert made.keys() == held.keys() == checkpoint.tensors.keys()
     again = against(checkpoint, {name: print_of(tensor) for name, tensor in held.items()})
     for name, each in made.items():
         slow = again[name]

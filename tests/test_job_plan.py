@@ -119,7 +119,7 @@ def test_a_folder_with_nothing_but_its_config_is_enough(
         ({"num_key_value_heads": 0}, "values make no model (ZeroDivisionError"),
         ({"model_type": ["llama"]}, "does not know the model type '['llama']'"),
         ({"max_position_embeddings": "many"}, "does not describe a llama"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantised by awq, which is not read"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantised by hqq, which is not read"),
     ],
 )
 def test_values_that_make_no_model_are_named(

@@ -184,7 +184,7 @@ def test_a_stage_has_its_own_stored_weights(checkpoint: Checkpoint, tmp_path: Pa
     assert all(name.startswith("model.layers.1.") for name in checkpoint.of_stage("layers.1"))
     every = ["embed_tokens", "norm", "lm_head", *(f"layers.{n}" for n in range(6))]
     stages = [name for stage in every for name in checkpoint.of_stage(stage)]
-    assert sorted(stages) == sorted(checkpoint.weights)
+    assert sorted(stages) == sorted(checkpoint.tensors)
     tied = Checkpoint(folders.llama(tmp_path / "tied", tie_word_embeddings=True))
     assert tied.of_stage("lm_head") == tied.of_stage("embed_tokens") != []
 

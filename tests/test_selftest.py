@@ -41,7 +41,9 @@ def test_first_middle_and_last_layers_are_taken_once() -> None:
 def test_every_fault_has_cells_in_every_setting() -> None:
     in_fp8 = Setting(FP8, "one prompt", "bfloat16")
     cells = list(fault_cells([HERE, in_fp8], {"tiny": 6, FP8: 6}, catalogue()))
-    assert {cell.name for cell in cells} == set(catalogue())
+    # Those of other packings are planted in tests/test_packing.py.
+    others = {name for name in catalogue() if name.startswith("packed_")}
+    assert {cell.name for cell in cells} == set(catalogue()) - others
     assert {"fp8_scale" in cell.name for cell in cells if cell.setting == HERE} == {False}
     assert {"fp8_scale" in cell.name for cell in cells if cell.setting == in_fp8} == {True}
     assert {cell.layer for cell in cells if cell.place.stage.startswith("layers.")} == {0, 3, 5}

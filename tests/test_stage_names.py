@@ -28,7 +28,7 @@ def test_every_tensor_is_of_one_stage(
     assert {*checkpoint.of_stage("embed_tokens")} == ends
     stages = ["embed_tokens", "layers.0", "layers.1", "norm", "lm_head"]
     named = {name for stage in stages for name in checkpoint.of_stage(stage)}
-    assert named == {*checkpoint.weights}
+    assert named == {*checkpoint.tensors}
     assert all(checkpoint.of_stage(stage) for stage in stages)
 
 

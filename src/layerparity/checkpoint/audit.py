@@ -15,13 +15,14 @@ from layerparity.checkpoint.deep import DeepAudit, read_deep
 from layerparity.checkpoint.finding import AuditFinding
 from layerparity.checkpoint.fit import Fit, fit, import_libraries
 from layerparity.checkpoint.listing import Listing, read_listing
-from layerparity.checkpoint.scales import ScaleCheck, check_scales
+from layerparity.checkpoint.scales import PackingCheck, check_packing
 from layerparity.checkpoint.sizes import CheckpointSizes, measure
 from layerparity.ground.errors import Exit, UserError
-from layerparity.model import weight_types
 from layerparity.model.checkpoint import INDEX, Checkpoint
 from layerparity.model.contradiction import contradiction
 from layerparity.model.header import Stored
+from layerparity.model.packed import PackedWeight
+from layerparity.model.packing import is_scale, weights_of
 
 OK = "ok"
 PROBLEMS = "problems"
@@ -34,9 +35,9 @@ _BUFFER_TYPES = {"bf16": 2, "fp32": 4}
 class Peak:
     """Bytes held at the worst moment of a naive conversion with buffers of one type.
 
-    The naive way reads the whole state dict, widens FP8 weights to bfloat16, and copies the experts
-    into one buffer for each stacked weight while it still holds what they came from. With float32
-    buffers a model of 457 GB then wants more than a terabyte.
+    The naive way reads the whole state dict, widens packed weights to bfloat16, and copies the
+    experts into one buffer for each stacked weight while it still holds what they came from. With
+    float32 buffers a model of 457 GB then wants more than a terabyte.
 
     ``sources`` is the state dict, ``stacked`` all buffers, ``weight`` the stacked weight that is
     being filled then (empty: none is stacked); ``largest`` the largest buffer and ``buffer`` its
@@ -64,7 +65,7 @@ class Audit:
     model_type: str
     files: int
     sizes: CheckpointSizes
-    scales: ScaleCheck
+    packing: PackingCheck
     peaks: dict[str, Peak]
     parameters: int
     findings: list[AuditFinding]
@@ -98,7 +99,7 @@ class Audit:
             "seconds": round(self.seconds, 3),
             "architecture_parameters": self.parameters,
             **self.sizes.to_dict(),
-            "scales": self.scales.to_dict(),
+            "packed": self.packing.to_dict(),
             "peaks": {name: asdict(peak) for name, peak in self.peaks.items()},
             "deep": self.deep.to_dict() if self.deep else None,
             "findings": [each.to_dict() for each in self.findings],
@@ -124,21 +125,25 @@ def examine(checkpoint: Checkpoint, deep: bool = False) -> Audit:
     if not damaged:
         import_libraries(config)
     began = time.perf_counter()
-    fitted = Fit() if damaged else fit(config, listing.tensors, listing.lost)
-    scales = check_scales(config, listing.tensors, listing.lost)
+    packing = check_packing(config, listing.tensors, listing.lost)
+    tensors = packing.unpacked.tensors
+    fitted = Fit() if damaged else fit(config, tensors, weights_of(listing.lost))
+    # That numbers without their scales are not read is said once.
+    said = packing.unpacked.faults.keys() | packing.unpacked.unjudged
+    unfit = [e for e in fitted.findings if e.what != "type_unread" or e.tensor not in said]
     audit = Audit(
         folder,
         str(config.get("model_type", "")),
         len(listing.shards),
-        measure(listing.tensors, fitted.buffers, fitted.copies),
-        scales,
-        peaks(fitted, listing.tensors),
+        measure(tensors, fitted.buffers, fitted.copies),
+        packing,
+        peaks(fitted, tensors),
         fitted.parameters,
-        [*damaged, *listing.findings, *fitted.findings, *scales.findings],
+        [*damaged, *listing.findings, *unfit, *packing.findings],
         read + time.perf_counter() - began,
     )
     if deep:
-        audit.deep = read_deep(listing, scales)
+        audit.deep = read_deep(listing, packing.unpacked)
         audit.findings += audit.deep.findings
     return audit
 
@@ -162,13 +167,13 @@ def peaks(fitted: Fit, tensors: Mapping[str, Stored]) -> dict[str, Peak]:
     if not fitted.weights:
         return {}
     stacks = [weight for weight in fitted.weights if weight.pieces > 1]
-    # The state dict: as stored, FP8 in bfloat16 and without its scales.
+    # The state dict: as stored, packed weights in bfloat16 and without their scales.
     sources = sum(
         math.prod(each.shape) * _BUFFER_TYPES["bf16"]
-        if each.dtype in weight_types.STORED
+        if isinstance(each, PackedWeight)
         else each.bytes
         for each in tensors.values()
-        if not weight_types.is_scale(each.name)
+        if not is_scale(each.name)
     )
     in_a_row = max((left + right for left, right in pairwise(fitted.stages.values())), default=0)
     by_type = {}

@@ -17,11 +17,12 @@ from layerparity.checkpoint.outliers import (
     outliers,
     stds_by_layer,
 )
-from layerparity.checkpoint.scales import ScaleCheck
 from layerparity.checkpoint.stream import ValueStatistics, stream
 from layerparity.ground import progress
-from layerparity.model import weight_types
 from layerparity.model.header import Stored
+from layerparity.model.packed import SCALES, PackedWeight
+from layerparity.model.packing import Unpacked, is_scale
+from layerparity.model.packing_format import SCALE_TYPES
 
 
 @dataclass
@@ -40,33 +41,42 @@ class DeepAudit:
         return {"tensors": self.tensors, "bytes": self.bytes, "seconds": round(self.seconds, 3)}
 
 
-def read_deep(listing: Listing, scales: ScaleCheck) -> DeepAudit:
+def read_deep(listing: Listing, unpacked: Unpacked) -> DeepAudit:
     """Read every tensor once, in bounded memory, with a progress bar."""
     began = time.perf_counter()
-    with progress.shown("tensors", len(listing.tensors)) as bar:
-        tallies, failed = stream(listing, scales.matching, scales.block, bar)
-    # Not what is no weight by its type, nor FP8 weights whose scales were not applied.
+    scales = [part for each in unpacked.packed.values() for part in _scales_of(each)]
+    tensors = {**{each.name: each for each in scales}, **unpacked.tensors}
+    with progress.shown("tensors", len(tensors)) as bar:
+        tallies, failed = stream(tensors, listing.sizes, bar)
+    read = [unpacked.tensors[name] for name in tallies if name in unpacked.tensors]
+    # Not what is no weight by its type, nor numbers whose scales were not applied.
     weights = {
         name: tally
         for name, tally in tallies.items()
-        if (dtype := listing.tensors[name].dtype) in READ
-        and (dtype not in weight_types.STORED or name in scales.matching)
+        if isinstance(tensors[name], PackedWeight) or tensors[name].dtype in READ
     }
     families = stds_by_layer(weights)
-    findings = [*failed, *_odd_values(tallies, listing.tensors)]
+    findings = [*failed, *_odd_values(tallies, tensors)]
     for each in outliers(families):
         # A layer's experts have no file of their own.
-        stored = listing.tensors.get(each.name)
+        stored = tensors.get(each.name)
         file, light = stored.file.name if stored else "", each.factor < GRAVE_FACTOR
         findings.append(AuditFinding("out_of_family", each.text, each.name, file, note=light))
     return DeepAudit(
-        len(tallies),
-        sum(listing.tensors[name].bytes for name in tallies),
+        sum(len(each.parts) if isinstance(each, PackedWeight) else 1 for each in read),
+        sum(each.bytes for each in read),
         time.perf_counter() - began,
         findings,
         list(layer_medians(families)),
         {name: tally.to_dict() for name, tally in tallies.items()},
     )
+
+
+def _scales_of(weight: PackedWeight) -> Iterator[Stored]:
+    """Yield the scales of a weight whose values say something by themselves."""
+    part = weight.parts[SCALES]
+    if part.dtype in SCALE_TYPES:
+        yield part
 
 
 def _odd_values(
@@ -79,7 +89,7 @@ def _odd_values(
             yield AuditFinding("nonfinite", text, name, tensors[name].file.name)
     yield from _flat(tallies, tensors)
     for name, tally in tallies.items():
-        if weight_types.is_scale(name) and tally.count and tally.least <= 0:
+        if is_scale(name) and tally.count and tally.least <= 0:
             # Some blocks of 0 may be meant so.
             some = tally.least == 0 and tally.most > 0
             text = f"{name} holds scales from {tally.least:g} to {tally.most:g}"
@@ -99,7 +109,7 @@ def _flat(
     for name, tally in tallies.items():
         kind = family_of(name)
         sizes[kind] = sizes.get(kind, 0) + 1
-        if tally.constant and not weight_types.is_scale(name):
+        if tally.constant and not is_scale(name):
             flat.setdefault(kind, []).append(name)
     for kind, names in flat.items():
         for name in names:

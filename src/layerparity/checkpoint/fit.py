@@ -11,9 +11,10 @@ from layerparity.anatomy.site import Place
 from layerparity.checkpoint import named_class
 from layerparity.checkpoint.finding import AuditFinding
 from layerparity.ground.errors import UserError
-from layerparity.model import weight_types
 from layerparity.model.conversion import in_order
 from layerparity.model.header import Stored
+from layerparity.model.packed import PackedWeight
+from layerparity.model.packing import is_scale
 from layerparity.model.wrapped import is_wrapped
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from layerparity.model.conversion import Conversion
     from layerparity.model.skeleton import Skeleton
 
-READ = ("F64", "F32", "F16", "BF16", *weight_types.STORED)
+READ = ("F64", "F32", "F16", "BF16")
 # Older checkpoints hold the rotary table, which every model computes itself.
 _COMPUTED = r"rotary_emb\.inv_freq$"
 _NONSENSE = (ArithmeticError, RuntimeError, TypeError, ValueError, LookupError, AttributeError)
@@ -175,9 +176,7 @@ class _Fitting:
 
     def _sort(self) -> None:
         """Give each stored tensor, and each lost one, to the module's weight it goes into."""
-        plain = [
-            name for name in (self.tensors.keys() | self.lost) if not weight_types.is_scale(name)
-        ]
+        plain = [name for name in (self.tensors.keys() | self.lost) if not is_scale(name)]
         ignored = [_COMPUTED, *(self.model._keys_to_ignore_on_load_unexpected or ())]
         skipped = re.compile("|".join(f"(?:{each})" for each in ignored))
         for name, target in sorted(self.conversion.targets(plain).items()):
@@ -207,7 +206,8 @@ class _Fitting:
             if shape != wanted:
                 text = f"{name} has the shape {list(shape)}, the architecture wants {list(wanted)}"
                 self._add("shape_wrong", text, name)
-            if self.expected[weight].is_floating_point() and dtype not in READ:
+            packed = isinstance(self.tensors[name], PackedWeight)
+            if self.expected[weight].is_floating_point() and not packed and dtype not in READ:
                 self._add("type_unread", f"{name} is stored as {dtype}, which is not read", name)
         for published in due.keys() - set(pairs.values()):
             text = f"{published} is not there: {self._called(weight)} cannot be filled"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from layerparity.checkpoint.sizes import layer_of
 from layerparity.checkpoint.stream import ValueStatistics
-from layerparity.model import weight_types
+from layerparity.model.packing import is_scale
 
 # Trained layers differ by depth: both limits must be passed, and only a large factor is a problem.
 Z_LIMIT = 8.0
@@ -70,7 +70,7 @@ def stds_by_layer(
     for name, one in statistics_by_name.items():
         layer = layer_of(name)
         spread = 0 < one.std < math.inf
-        if layer is None or weight_types.is_scale(name) or not spread or one.nan or one.inf:
+        if layer is None or is_scale(name) or not spread or one.nan or one.inf:
             continue
         family = ".".join(family_of(name))
         stds.setdefault(family, {}).setdefault(layer, {})[name] = one.std

@@ -37,9 +37,8 @@ def write_shard(folder: Path, shard: Shard, checkpoint: Checkpoint) -> FinishedS
     more. The file is synced before it gets its name.
     """
     path, digest = folder / shard.name, hashlib.sha256()
-    sources = {checkpoint.tensors[tensor.name].file for tensor in shard.tensors}
-    sources |= {tensor.scales.file for tensor in shard.tensors if tensor.scales}
-    wanted = (each for tensor in shard.tensors for each in slices(tensor, checkpoint.block))
+    sources = {file for tensor in shard.tensors for file in tensor.files}
+    wanted = (each for tensor in shard.tensors for each in slices(tensor))
     with whole_file(path) as part:
         with part.open("wb") as opened, closing(_read_ahead(wanted, checkpoint)) as values:
             parts: Iterable[bytes | memoryview] = chain([shard.header], values)

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 
 from layerparity.anatomy.family import family_of
 from layerparity.ground.errors import UserError
-from layerparity.model import weight_types
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.header import Stored
+from layerparity.model.packed import PackedWeight
 from layerparity.model.weight_types import stays_float32
 
 _ALIGNED = 8
@@ -24,14 +25,14 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 TARGETS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 # Numbers up to which a float32 matrix in an FP8 checkpoint is small: the router's [256, 3072] is.
 SMALL = 1 << 20
-# Weights in eight bits, whose scales nobody here can read.
-_REFUSED = ("F8_E5M2", "I8", "U8")
+# Numbers of few bits, which are no values without their scales.
+_REFUSED = ("F8_E5M2", "F8_E4M3", "I8", "U8")
 
 
 class Why(StrEnum):
     """What becomes of a tensor."""
 
-    DEQUANTISED = "FP8 times its scales"
+    DEQUANTISED = "numbers times their scales"
     ROUNDED = "rounded"
     WIDENED = "widened"
     KEPT = "small: kept as it is"
@@ -43,7 +44,7 @@ class Policy:
     """Decides for one checkpoint; ``target`` is the header's name of the type asked for.
 
     ``float32_patterns`` are the family's tensors that must not be rounded; ``quantised`` says that
-    the checkpoint holds FP8 weights.
+    the checkpoint holds packed weights.
     """
 
     target: str
@@ -55,12 +56,12 @@ class Policy:
 
         Raises UserError for a quantised weight that cannot be read.
         """
-        if stored.dtype in weight_types.STORED:
+        if isinstance(stored, PackedWeight):
             return self.target, Why.DEQUANTISED
         if stored.dtype in _REFUSED:
             raise UserError(
-                f"{stored.name} is stored as {stored.dtype}: of quantised weights only F8_E4M3 "
-                "with weight_scale_inv is converted."
+                f"{stored.name} is stored as {stored.dtype}, and config.json does not say how it "
+                "is packed: give its quantization_config."
             )
         if stored.dtype == self.target or stored.dtype not in ITEM_BYTES:
             return stored.dtype, Why.AS_STORED
@@ -82,7 +83,7 @@ class Policy:
 def policy_of(checkpoint: Checkpoint, dtype: str) -> Policy:
     """Return the policy of a checkpoint that is to be written in ``dtype`` (torch's name)."""
     family = family_of(str(checkpoint.config.get("model_type")))
-    quantised = any(each.dtype in weight_types.STORED for each in checkpoint.weights.values())
+    quantised = bool(checkpoint.unpacked.packed)
     return Policy(TARGETS[dtype], family.float32_patterns, quantised)
 
 
@@ -91,7 +92,6 @@ class PlannedTensor:
     """One tensor of the result: what it is made of, its type by the header's name, its bytes."""
 
     stored: Stored
-    scales: Stored | None
     dtype: str
     bytes: int
     why: Why
@@ -102,9 +102,16 @@ class PlannedTensor:
         return self.stored.name
 
     @property
+    def files(self) -> set[Path]:
+        """The files that are read for it."""
+        stored = self.stored
+        parts = stored.parts.values() if isinstance(stored, PackedWeight) else (stored,)
+        return {part.file for part in parts}
+
+    @property
     def source_bytes(self) -> int:
         """Return the bytes that are read for it, scales counted."""
-        return self.stored.bytes + (self.scales.bytes if self.scales else 0)
+        return self.stored.bytes
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,8 @@ def plan_shards(checkpoint: Checkpoint, policy: Policy) -> list[Shard]:
 
     Raises UserError for scales that belong to nothing, and for weights that cannot be read.
     """
-    _refuse_odd_scales(checkpoint)
+    for name in checkpoint.unpacked.faults:
+        checkpoint.unpacked.refuse(name)
     by_file: dict[str, list[PlannedTensor]] = {}
 
     def place(tensor: PlannedTensor) -> tuple[int, int]:
@@ -151,17 +159,11 @@ def plan_shards(checkpoint: Checkpoint, policy: Policy) -> list[Shard]:
         count = math.prod(tensor.stored.shape)
         return -(tensor.bytes // count if count else _ALIGNED), tensor.stored.begin
 
-    for stored in checkpoint.weights.values():
+    for stored in checkpoint.tensors.values():
         dtype, why = policy.decide(stored)
-        if why is Why.DEQUANTISED and len(stored.shape) < 2:
-            raise UserError(
-                f"{stored.name} is stored as {stored.dtype} with the shape {list(stored.shape)}, "
-                "and blocks have two axes: fetch the checkpoint again."
-            )
-        scales = checkpoint.scales(stored.name) if why is Why.DEQUANTISED else None
         cast = dtype != stored.dtype
         size = ITEM_BYTES[dtype] * math.prod(stored.shape) if cast else stored.bytes
-        tensor = PlannedTensor(stored, scales, dtype, size, why)
+        tensor = PlannedTensor(stored, dtype, size, why)
         by_file.setdefault(stored.file.name, []).append(tensor)
     return [Shard(name, tuple(sorted(by_file[name], key=place))) for name in sorted(by_file)]
 
@@ -169,21 +171,3 @@ def plan_shards(checkpoint: Checkpoint, policy: Policy) -> list[Shard]:
 def weight_map(shards: list[Shard]) -> Mapping[str, str]:
     """Return the file of each tensor by name."""
     return {tensor.name: shard.name for shard in shards for tensor in shard.tensors}
-
-
-def _refuse_odd_scales(checkpoint: Checkpoint) -> None:
-    for name, scales in checkpoint.tensors.items():
-        if not weight_types.is_scale(name):
-            continue
-        weight = checkpoint.tensors.get(weight_types.weight_name(name))
-        if weight is None or weight.dtype not in weight_types.STORED:
-            what = f"stored as {weight.dtype}" if weight else "not there"
-            raise UserError(
-                f"{name} are the scales of {weight_types.weight_name(name)}, which is {what}: "
-                "fetch the checkpoint again."
-            )
-        if scales.dtype not in weight_types.SCALES:
-            raise UserError(
-                f"{name} is stored as {scales.dtype}: scales are read as one of "
-                f"{', '.join(weight_types.SCALES)}."
-            )

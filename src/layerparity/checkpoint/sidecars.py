@@ -33,7 +33,7 @@ def files_to_copy(checkpoint: Checkpoint) -> tuple[list[Path], list[str]]:
     """
     source, copied, omitted = checkpoint.folder, [], []
     homes = (source.resolve(), (source.absolute() / _BLOBS).resolve())
-    shards = (stored.file.name for stored in checkpoint.tensors.values())
+    shards = (stored.file.name for stored in checkpoint.stored.values())
     converted = {INDEX, CONFIG, REPORT, *shards}
     for path in sorted(source.iterdir()):
         if path.name in converted or path.name.startswith("."):

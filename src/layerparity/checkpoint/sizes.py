@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from layerparity.model import weight_types
 from layerparity.model.header import Stored
+from layerparity.model.packed import PackedWeight
+from layerparity.model.packing import is_scale
 
 # The first number of a name, after what the common families call their list of blocks.
 # No model has a million layers: a longer number is something else.
@@ -19,7 +20,7 @@ LARGEST = 10
 
 @dataclass
 class ByteCounts:
-    """Tensors, numbers (scales of FP8 weights are none) and bytes.
+    """Tensors, numbers (scales of packed weights are none) and bytes.
 
     ``bf16`` and ``fp32`` are the bytes once floating numbers are widened to that; what is no
     floating number keeps its size.
@@ -31,14 +32,14 @@ class ByteCounts:
     bf16: int = 0
     fp32: int = 0
 
-    def add(self, stored: Stored) -> None:
-        """Count one stored tensor."""
-        self.tensors += 1
+    def add(self, stored: Stored, tensors: int = 1) -> None:
+        """Count one weight that stands in so many stored tensors."""
+        self.tensors += tensors
         self.stored += stored.bytes
-        if weight_types.is_scale(stored.name):
+        if is_scale(stored.name):
             return
         count = math.prod(stored.shape)
-        floating = stored.dtype.startswith(("F", "BF"))
+        floating = isinstance(stored, PackedWeight) or stored.dtype.startswith(("F", "BF"))
         self.numbers += count
         self.bf16 += 2 * count if floating else stored.bytes
         self.fp32 += 4 * count if floating else stored.bytes
@@ -110,8 +111,9 @@ def measure(
     for stored in tensors.values():
         layer = layer_of(stored.name)
         part = sizes.outside if layer is None else sizes.layers.setdefault(layer, ByteCounts())
-        for each in (sizes.whole, part, sizes.dtypes.setdefault(stored.dtype, ByteCounts())):
-            each.add(stored)
+        for each in (sizes.whole, part):
+            each.add(stored, len(stored.parts) if isinstance(stored, PackedWeight) else 1)
+        sizes.dtypes.setdefault(stored.dtype, ByteCounts()).add(stored)
     sizes.layers = dict(sorted(sizes.layers.items()))
     sizes.dtypes = dict(sorted(sizes.dtypes.items(), key=lambda pair: -pair[1].stored))
     sizes.largest = sorted(tensors.values(), key=lambda each: (-each.bytes, each.name))[:LARGEST]

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from layerparity.checkpoint.shards import ITEM_BYTES, PlannedTensor, Why
 from layerparity.ground.errors import UserError
 from layerparity.model.header import Stored
+from layerparity.model.packed import Matrix, PackedWeight
+from layerparity.numbers.pieces import Pieces
 
 if TYPE_CHECKING:
     import torch
@@ -27,31 +29,42 @@ _RAW = "U8"
 _WIDER = ("bfloat16", "float32", "float64")
 
 
+class PackedRows(NamedTuple):
+    """Some rows of one matrix of a packed weight; all of them where it lies swapped."""
+
+    weight: PackedWeight
+    matrix: int
+    first: int
+    rows: int
+
+    def pieces(self, filler: Filler) -> Pieces:
+        """Return what their values are computed from."""
+        matrix = Matrix(self.weight, self.matrix, filler.read)
+        return self.weight.layout.pieces(matrix, self.first, self.rows)
+
+
 @dataclass(frozen=True)
 class TensorSlice:
-    """Some rows of a tensor: where they and their scales lie, and their new type.
+    """Some rows of a tensor: where they lie, of a packed one which, and their new type.
 
     ``narrows``: the new type may not hold every number of them.
     """
 
     stored: Stored
-    scales: Stored | None
     dtype: str
-    block: tuple[int, int]
     narrows: bool = False
+    rows: PackedRows | None = None
 
 
-def slices(
-    tensor: PlannedTensor, block: tuple[int, int], limit: int = SLICE_BYTES
-) -> Iterator[TensorSlice]:
+def slices(tensor: PlannedTensor, limit: int = SLICE_BYTES) -> Iterator[TensorSlice]:
     """Yield a tensor's slices in their order, each of at most about ``limit`` bytes.
 
-    FP8 weights are cut between two rows of blocks, so a slice has one such row at least.
+    Packed weights are cut where their format allows it.
     """
-    if tensor.scales is not None:
-        yield from _fp8_slices(tensor, tensor.scales, block, limit)
-        return
     stored = tensor.stored
+    if isinstance(stored, PackedWeight):
+        yield from _packed_slices(stored, tensor.dtype, limit)
+        return
     # What keeps its type is copied as bytes, whatever the type is.
     raw = tensor.why in (Why.AS_STORED, Why.KEPT)
     own, dtype = (_RAW, _RAW) if raw else (stored.dtype, tensor.dtype)
@@ -60,27 +73,24 @@ def slices(
     count, narrows = stored.bytes // item, tensor.why is Why.ROUNDED
     for start in range(0, count, step):
         part = _part(stored, own, (min(step, count - start),), start, item)
-        yield TensorSlice(part, None, dtype, block, narrows)
+        yield TensorSlice(part, dtype, narrows)
 
 
-def _fp8_slices(
-    tensor: PlannedTensor, scales: Stored, block: tuple[int, int], limit: int
-) -> Iterator[TensorSlice]:
-    stored = tensor.stored
-    if not tensor.bytes:
-        return
-    rows, columns = stored.shape[-2:]
-    bands, width = scales.shape[-2:]
-    together = max(limit // max(block[0] * columns * ITEM_BYTES[tensor.dtype], 1), 1)
-    for matrix in range(math.prod(stored.shape[:-2])):
-        for band in range(0, bands, together):
-            first, last = band * block[0], min((band + together) * block[0], rows)
-            begin = (matrix * rows + first) * columns
-            weight = _part(stored, stored.dtype, (last - first, columns), begin, 1)
-            shape = (min(together, bands - band), width)
-            begin, item = (matrix * bands + band) * width, ITEM_BYTES[scales.dtype]
-            factors = _part(scales, scales.dtype, shape, begin, item)
-            yield TensorSlice(weight, factors, tensor.dtype, block, narrows=True)
+def _packed_slices(weight: PackedWeight, dtype: str, limit: int) -> Iterator[TensorSlice]:
+    rows, columns = weight.shape[-2:]
+    layout = weight.layout
+    step = max(limit // max(columns * ITEM_BYTES[dtype] * layout.step, 1), 1) * layout.step
+    for matrix in range(weight.matrices if math.prod(weight.shape) else 0):
+        if not layout.by_rows:
+            own = PackedRows(weight, matrix, 0, columns if layout.turned else rows)
+            part = replace(weight, shape=(rows, columns))
+            yield TensorSlice(part, dtype, narrows=True, rows=own)
+            continue
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            part = replace(weight, shape=(count, columns))
+            own = PackedRows(weight, matrix, first, count)
+            yield TensorSlice(part, dtype, narrows=True, rows=own)
 
 
 def _part(stored: Stored, dtype: str, shape: tuple[int, ...], start: int, item: int) -> Stored:
@@ -92,15 +102,16 @@ def _part(stored: Stored, dtype: str, shape: tuple[int, ...], start: int, item: 
 def slice_values(wanted: TensorSlice, filler: Filler, pool: PagePool) -> torch.Tensor:
     """Return a slice's values on the CPU, in its shape and new type.
 
-    [number], or [row, column] of FP8 weights. Raises UserError where they do not fit the type.
+    [number], or [row, column] of packed weights. Raises UserError where they do not fit the type.
     """
-    from layerparity.model.filling import DTYPES
+    from layerparity.model.number_types import DTYPES
 
     into = pool.empty(wanted.stored.shape, DTYPES[wanted.dtype])
-    if wanted.scales is None:
+    if wanted.rows is None:
         filler.fill(wanted.stored, into)
     else:
-        filler.fill_fp8(wanted.stored, wanted.scales, wanted.block, into, into.dtype)
+        values = wanted.rows.pieces(filler).values()
+        into.copy_(values.T if wanted.rows.weight.layout.turned else values)
     if wanted.narrows:
         _refuse_overflow(wanted, into, filler)
     return into
@@ -109,8 +120,8 @@ def slice_values(wanted: TensorSlice, filler: Filler, pool: PagePool) -> torch.T
 def _refuse_overflow(part: TensorSlice, values: torch.Tensor, filler: Filler) -> None:
     """Raise UserError where ``values``, a slice in its new type, has an Inf that was no Inf before.
 
-    ``values`` has the slice's shape: [number], or [row, column] of FP8 weights. The stored numbers
-    are read a second time only where there is an Inf or NaN. A scale that is Inf, and an Inf that
+    ``values`` has the slice's shape: [number], or [row, column] of packed weights. What is stored
+    is read a second time only where there is an Inf or NaN. A scale that is Inf, and an Inf that
     was stored as one, stay what they are.
     """
     import torch
@@ -124,8 +135,8 @@ def _refuse_overflow(part: TensorSlice, values: torch.Tensor, filler: Filler) ->
         return
     dtype = str(values.dtype).removeprefix("torch.")
     beyond = f"holds values beyond {dtype}'s {torch.finfo(values.dtype).max:g}"
-    # FP8 numbers are multiplied in float32, whatever they are written as.
-    wider = _WIDER if part.scales is None else _WIDER[:-1]
+    # Packed numbers are multiplied in float32, whatever they are written as.
+    wider = _WIDER if part.rows is None else _WIDER[:-1]
     worst = lost.abs().max()
     fits = next((name for name in wider if worst.to(getattr(torch, name)).isfinite()), None)
     if fits is None:
@@ -137,25 +148,19 @@ def _refuse_overflow(part: TensorSlice, values: torch.Tensor, filler: Filler) ->
 def _exact(part: TensorSlice, where: torch.Tensor, filler: Filler) -> torch.Tensor:
     """Return the values at ``where``, a mask of the slice's shape, as float64 [number].
 
-    FP8 numbers are multiplied with their scales without loss.
+    Packed numbers are multiplied with their scales without loss.
     """
-    stored = _as_stored(part.stored, filler)
-    if part.scales is None:
-        return stored[where].double()
-    rows, columns = part.stored.shape
-    factors = _as_stored(part.scales, filler)
-    wide = factors.repeat_interleave(part.block[0], 0)[:rows]
-    wide = wide.repeat_interleave(part.block[1], 1)[:, :columns]
-    # torch cannot pick out FP8 numbers.
-    return stored.float()[where].double() * wide[where].double()
-
-
-def _as_stored(stored: Stored, filler: Filler) -> torch.Tensor:
-    """Return a stored tensor in its own type; FP8 numbers without their scales."""
     import torch
 
-    from layerparity.model.filling import DTYPES
+    from layerparity.model.number_types import DTYPES
 
-    into = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-    filler.fill(stored, into)
-    return into
+    if part.rows is None:
+        stored = torch.empty(part.stored.shape, dtype=DTYPES[part.stored.dtype])
+        filler.fill(part.stored, stored)
+        return stored[where].double()
+    pieces = part.rows.pieces(filler)
+    numbers = pieces.numbers.double()
+    if pieces.zeros is not None:
+        numbers = numbers - pieces.wide(pieces.zeros)
+    exact = numbers * pieces.wide(pieces.scales).double()
+    return (exact.T if part.rows.weight.layout.turned else exact)[where]

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.checkpoint.finding import AuditFinding
 from layerparity.checkpoint.headers import intact
-from layerparity.checkpoint.listing import Listing
 from layerparity.ground.errors import UserError
 from layerparity.ground.progress import Progress
-from layerparity.model import weight_types
 from layerparity.model.header import Stored
+from layerparity.model.packed import PackedWeight, bands
 
 if TYPE_CHECKING:
     import torch
@@ -103,20 +102,20 @@ def _moments(flat: torch.Tensor, least: float, most: float) -> tuple[float, floa
 
 
 def stream(
-    listing: Listing, matching: set[str], block: tuple[int, int], bar: Progress
+    tensors: Mapping[str, Stored], sizes: Mapping[Path, int], bar: Progress
 ) -> tuple[dict[str, ValueStatistics], list[AuditFinding]]:
     """Return the statistics of every tensor whose bytes are there, and what could not be examined.
 
-    ``matching`` are the FP8 weights that are dequantised, with scales of blocks of ``block``.
+    ``sizes`` are the bytes of each file.
     """
     from layerparity.model.reading import Files
 
-    reader = _Reader(Files({}), listing.tensors, listing.sizes)
-    order = sorted(listing.tensors.values(), key=lambda each: (each.file.name, each.begin))
+    reader = _Reader(Files({}), sizes)
+    order = sorted(tensors.values(), key=lambda each: (each.file.name, each.begin))
     try:
         for stored in order:
             bar.step(stored.name)
-            reader.examine(stored, stored.name in matching, block)
+            reader.examine(stored)
     finally:
         reader.files.close()
     return reader.tallies, [*reader.failed.values(), *reader.odd]
@@ -129,28 +128,27 @@ class _Reader:
     whose type cannot be examined.
     """
 
-    def __init__(
-        self, files: Files, tensors: Mapping[str, Stored], sizes: Mapping[Path, int]
-    ) -> None:
-        self.files, self.tensors, self.sizes = files, tensors, sizes
+    def __init__(self, files: Files, sizes: Mapping[Path, int]) -> None:
+        self.files, self.sizes = files, sizes
         self.tallies: dict[str, ValueStatistics] = {}
         self.failed: dict[str, AuditFinding] = {}
         self.odd: list[AuditFinding] = []
 
-    def examine(self, stored: Stored, is_fp8: bool, block: tuple[int, int]) -> None:
-        """Take a tensor's statistics, where its bytes are there; of FP8 with its scales applied."""
+    def examine(self, stored: Stored) -> None:
+        """Take a tensor's statistics, where its bytes are there; of a packed one's values."""
         name, file = stored.name, stored.file
-        if stored.dtype not in torch_types():
+        packed = isinstance(stored, PackedWeight)
+        if not packed and stored.dtype not in torch_types():
             text = f"{name} is stored as {stored.dtype}: its values were not examined"
             self.odd.append(AuditFinding("not_examined", text, name, file.name, note=True))
             return
-        if file.name in self.failed or not intact(stored, self.sizes[file]):
+        parts = stored.parts.values() if isinstance(stored, PackedWeight) else (stored,)
+        if file.name in self.failed or not all(intact(e, self.sizes[e.file]) for e in parts):
             return
-        scales = self.tensors.get(weight_types.scale_name(name)) if is_fp8 else None
-        if scales and intact(scales, self.sizes[scales.file]):
-            chunks = self._dequantised(stored, scales, block)
+        if isinstance(stored, PackedWeight):
+            chunks = (band.values for band in bands(stored, self._read))
         else:
-            chunks = (widened(raw) for raw in self._raw(stored, CHUNK))
+            chunks = (widened(raw) for raw in self._raw(stored))
         tally = ValueStatistics()
         try:
             for values in chunks:
@@ -160,39 +158,18 @@ class _Reader:
         else:
             self.tallies[name] = tally
 
-    def _dequantised(
-        self, stored: Stored, scales: Stored, block: tuple[int, int]
-    ) -> Iterator[torch.Tensor]:
-        """Yield the float32 values [row, column] of each row of blocks, matrix by matrix."""
-        import torch
-
-        if not stored.bytes:
-            return
-        rows, columns = stored.shape[-2:]
-        factors = torch.cat(list(self._raw(scales, CHUNK))).reshape(-1, scales.shape[-1])
-        per_matrix = scales.shape[-2]
-        for number in range(factors.shape[0]):
-            matrix, band = divmod(number, per_matrix)
-            first, count = band * block[0], min(block[0], rows - band * block[0])
-            start = (matrix * rows + first) * columns
-            raw = torch.cat(list(self._raw(stored, CHUNK, start, count * columns)))
-            yield weight_types.dequantised(raw.view(count, columns), factors[number], block[1])
-
-    def _raw(
-        self, stored: Stored, step: int, start: int = 0, count: int | None = None
-    ) -> Iterator[torch.Tensor]:
-        """Yield a tensor's numbers from ``start`` on, flat, at most ``step`` bytes at once."""
+    def _raw(self, stored: Stored) -> Iterator[torch.Tensor]:
+        """Yield a tensor's numbers, flat, at most `CHUNK` bytes at once."""
         import torch
 
         dtype = torch_types()[stored.dtype]
-        begin = stored.begin + start * dtype.itemsize
-        left = stored.bytes if count is None else count * dtype.itemsize
-        while left:
-            size = min(left, step)
-            raw = torch.empty(size, dtype=torch.uint8)
-            self.files.read(stored.file, begin, raw.numpy().data)
+        for begin in range(0, stored.bytes, CHUNK):
+            raw = torch.empty(min(stored.bytes - begin, CHUNK), dtype=torch.uint8)
+            self._read(stored, begin, raw)
             yield raw.view(dtype)
-            begin, left = begin + size, left - size
+
+    def _read(self, stored: Stored, start: int, raw: torch.Tensor) -> None:
+        self.files.read(stored.file, stored.begin + start, raw.numpy().data)
 
 
 @cache
@@ -203,7 +180,7 @@ def torch_types() -> dict[str, torch.dtype]:
     """
     import torch
 
-    from layerparity.model.filling import DTYPES
+    from layerparity.model.number_types import DTYPES
 
     return {
         **DTYPES,

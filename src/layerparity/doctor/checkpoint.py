@@ -47,7 +47,7 @@ def check_checkpoint(config: Config) -> Iterator[Result]:
         cure = f"'{program()} job=audit {which}' lists all that is wrong with it"
         yield problem("checkpoint", str(error), cure)
         return
-    files = {stored.file for stored in checkpoint.tensors.values()}
+    files = {stored.file for stored in checkpoint.stored.values()}
     yield ok("checkpoint", _description(checkpoint, len(files)))
     largest = max(files, key=lambda file: file.stat().st_size)
     if largest.stat().st_size >= _WORTH_READING:
@@ -66,17 +66,16 @@ def _read_headers(checkpoint: Checkpoint) -> None:
     if type(layers) is not int or layers < 1:
         raise UserError(f"config.json has num_hidden_layers={layers}, which is no number of blocks")
     checkpoint.refuse_other_sizes()
-    _ = checkpoint.block
-    for name in checkpoint.weights:
-        checkpoint.scales(name)
+    for name in checkpoint.unpacked.faults:
+        checkpoint.unpacked.refuse(name)
 
 
 def _description(checkpoint: Checkpoint, files: int) -> str:
-    config, stored = checkpoint.config, checkpoint.tensors.values()
+    config, stored = checkpoint.config, checkpoint.stored.values()
     size = bytes_text(sum(each.bytes for each in stored))
     layers = config.get("num_hidden_layers", "?")
     where = f"{files} files" if files > 1 else "1 file"
-    dtypes = ", ".join(sorted({each.dtype for each in stored}))
+    dtypes = ", ".join(sorted({each.dtype for each in checkpoint.tensors.values()}))
     kind = config.get("model_type", "no model_type")
     return f"{kind}, {layers} layers, {len(stored)} tensors in {where}, {size} ({dtypes})"
 

@@ -42,15 +42,14 @@ def run(config: Config) -> Exit:
     if config.dtype is DType.auto:
         dtype = own_type(checkpoint.config)
     folder = target_folder(config.to, checkpoint.folder)
-    rows, columns = checkpoint.block
     shards = plan_shards(checkpoint, policy_of(checkpoint, dtype))
     done = groups(shards)
     if not any(group.changes for group in done) and QUANTIZATION not in checkpoint.config:
         console.say(f"Nothing to convert: {checkpoint.folder} is {dtype} already.")
         return _say_command(checkpoint.folder, dtype)
-    fp8 = any(group.why is Why.DEQUANTISED for group in done)
-    blocks = f" (FP8 in blocks of {rows} x {columns})" if fp8 else ""
-    console.say(f"from {checkpoint.folder}{blocks}\nto   {folder}, {dtype}")
+    packed = sorted({group.stored for group in done if group.why is Why.DEQUANTISED})
+    kinds = f" ({', '.join(packed)})" if packed else ""
+    console.say(f"from {checkpoint.folder}{kinds}\nto   {folder}, {dtype}")
     with locked(folder):
         convert(checkpoint, folder, shards, dtype)
     _show(done)
@@ -58,7 +57,8 @@ def run(config: Config) -> Exit:
 
 
 def _show(done: Sequence[ConversionGroup]) -> None:
-    from layerparity.model.filling import DTYPES
+    from layerparity.checkpoint.shards import Why
+    from layerparity.model.number_types import DTYPES
 
     columns = ("from", "to", "how", "tensors", "bytes stored", "bytes written")
     rows = [
@@ -73,7 +73,8 @@ def _show(done: Sequence[ConversionGroup]) -> None:
         for group in done
     ]
     console.table("Conversions", columns, rows)
-    unread = [group for group in done if group.stored not in DTYPES]
+    copied = [group for group in done if group.why is Why.AS_STORED]
+    unread = [group for group in copied if group.stored not in DTYPES]
     if unread:
         count = sum(group.tensors for group in unread)
         kinds = ", ".join(sorted(group.stored for group in unread))

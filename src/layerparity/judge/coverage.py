@@ -21,7 +21,7 @@ from layerparity.anatomy.site import (
 )
 from layerparity.judge.rows import by_token, real_tokens
 from layerparity.judge.sides import RunSet
-from layerparity.model.weight_types import is_scale
+from layerparity.model.packing import is_scale
 from layerparity.record.findings import (
     Coverage,
     Doubt,

@@ -6,7 +6,7 @@ the mistake. What rounding allows is the site's own noise floor, where the golde
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +19,7 @@ from layerparity.judge.references import References, SiteReference
 from layerparity.judge.rows import by_token, has_tokens, real_tokens
 from layerparity.judge.sides import RunSet
 from layerparity.judge.values import values_at
+from layerparity.judge.weights_kind import LARGEST
 from layerparity.mistakes.block import CHOICES, WEIGHTS
 from layerparity.mistakes.catalogue import catalogue, known_fault, suspected
 from layerparity.mistakes.cause import Evidence
@@ -27,6 +28,7 @@ from layerparity.mistakes.replayed import Replayed, Replays, Trial
 from layerparity.mistakes.values import ENOUGH, Values
 from layerparity.record.guilt import Guilt
 from layerparity.record.source import RunSource
+from layerparity.record.weights import WeightFinding
 
 # A right computation is off by at most so many noise floors, and its worst token by so many more.
 _FLOORS, _ONE_TOKEN = 2.0, 4.0
@@ -123,22 +125,25 @@ def with_replays(
 ) -> Evidence:
     """Return evidence with what came of planting known mistakes in the golden's guilty block.
 
-    None is planted where weights explain the place (that they are reordered does not say how) or a
-    cause is shown already that no mistake refines, where only decoding shows it, and where either
-    side lacks the site. Groups of the candidate's ranks divide their number: mistakes of others are
-    none of it. ``sides`` are golden and candidate.
+    None is planted where weights explain the place (that they are reordered does not say how, nor
+    that packed ones are changed) or a cause is shown already that no mistake refines, where only
+    decoding shows it, and where either side lacks the site. Groups of the candidate's ranks divide
+    their number: mistakes of others are none of it. ``sides`` are golden and candidate.
     """
     judge, blamed = _judge_of(guilt, *sides, blocks), evidence.blamed
     explained = any(each.what != "reordered" for each in blamed)
-    if judge is None or explained:
+    if judge is None or (explained and not _are_packed(blamed, sides[0])):
         return evidence
     known = {each.id for each in suspected(evidence) if each.shown}
 
     def asked(fault: Fault) -> bool:
         right = fault.by_weights and evidence.weights_compared and not blamed
+        right = right or (explained and not fault.quantised)
         told = not known or known == {fault.refines}
         shared = 1 in (fault.degree, guilt.degree) or guilt.degree % fault.degree == 0
-        return told and not right and shared and overlap(fault.component, guilt.component)
+        # What is packed, another format may pack alone.
+        here = bool(fault.quantised) or overlap(fault.component, guilt.component)
+        return told and not right and shared and here
 
     if known and not any(map(asked, map(known_fault, catalogue()))):
         return evidence
@@ -166,6 +171,13 @@ def with_replays(
     refuted = tried - {fault.cause for fault in shown}
     own = [fault for fault in shown if fault.degree == guilt.degree > 1] or shown
     return replace(evidence, replayed=Replayed(tuple(own), frozenset(refuted)))
+
+
+def _are_packed(findings: Sequence[WeightFinding], golden: RunSet) -> bool:
+    """Say whether weights are wrong that are stored packed, in a way that has no name yet."""
+    held = (s.effective.get(e.stage, {}).get(e.name) for e in findings for s in golden.sources)
+    packed = any(each is not None and each.stored in LARGEST for each in held)
+    return packed and not any(each.lacks for each in findings)
 
 
 def _fed(guilt: Guilt, candidate: RunSet) -> dict[str, torch.Tensor]:

@@ -13,7 +13,7 @@ from layerparity.anatomy.blocks import Blocks
 from layerparity.anatomy.site import overlap
 from layerparity.judge.sides import RunSet
 from layerparity.judge.weights_diff import diff_weights
-from layerparity.model.weight_types import is_scale
+from layerparity.model.packing import is_scale
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.reason import Reason, ReasonKind
 from layerparity.record.source import Source

@@ -20,7 +20,7 @@ from layerparity.judge.weights_kind import (
     same_values,
     sliced,
 )
-from layerparity.model.weight_types import is_scale
+from layerparity.model.packing import is_scale
 from layerparity.record.manifest import COMPUTED, WeightPrint
 from layerparity.record.weights import CHANGED_DTYPE, Fate, WeightFinding
 
@@ -178,6 +178,9 @@ def _reordered_groups(cases: list[_Case]) -> dict[str, list[str]]:
     swapped = {}
     for group in groups.values():
         pairs = [(c.expected, c.actual) for c in group if c.expected and c.actual]
+        if all(same_values([right], [held]) for right, held in pairs):
+            # Each holds its own values: none has another's.
+            continue
         if len(group) > 1 and same_values([p[0] for p in pairs], [p[1] for p in pairs]):
             modules = sorted({case.place[0].rpartition(".")[2] for case in group})
             swapped.update({case.name: modules for case in group})

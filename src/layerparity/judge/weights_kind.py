@@ -6,12 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from layerparity.model.weight_types import SCALE
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.weights import Fate
 
 _SEEN = 1e-4
-_FP8, _FP8_LARGEST = "float8_e4m3fn", 448.0
+# The largest stored number of each format, zero points not subtracted, and what scales it.
+LARGEST = {
+    "float8_e4m3fn": (448.0, "weight_scale_inv"),
+    "MXFP4": (6.0, "scale"),
+    "NVFP4": (6.0, "scale"),
+    "INT4": (15.0, "scale"),
+    "INT8": (255.0, "scale"),
+}
 # Scales are far below 1: weights without them are larger by more than this.
 _UNSCALED = 8.0
 
@@ -59,15 +65,19 @@ def _change(expected: WeightPrint, actual: WeightPrint) -> WeightFate:
     if not is_finite(actual):
         return WeightFate("changed_value", Fate.NOT_FINITE)
     right, own = (max(-each.stats["min"], each.stats["max"]) for each in (expected, actual))
-    if actual.stored == _FP8 and own > _UNSCALED * right:
+    if actual.stored in LARGEST and own > _UNSCALED * right:
         # Scaled to the type's whole range, the largest number as stored is its largest.
-        dropped = _FP8_LARGEST / 2 < own <= _FP8_LARGEST
+        largest, lacks = LARGEST[actual.stored]
+        dropped = largest / 2 < own <= largest
         fate = Fate.SCALE_DROPPED if dropped else Fate.SCALE_UNUSED
         sizes = {"largest": own, "expected": right}
-        return WeightFate("changed_value", fate, sizes, lacks=SCALE)
+        return WeightFate("changed_value", fate, sizes, lacks=lacks)
     if averaged(expected, actual) and not cosine(expected, actual) > 0.99:
         return WeightFate("changed_value", Fate.AVERAGED, _spreads(expected, actual))
     if not related(expected, actual) and not summed(expected, actual):
+        size = actual.stats["std"] / expected.stats["std"] if expected.stats["std"] else 0.0
+        if actual.stored in LARGEST and 0.5 < size < 2:
+            return WeightFate("changed_value", Fate.UNPACKED, _spreads(expected, actual))
         return never_loaded(expected, actual)
     change = relative_change(expected, actual)
     factor = actual.stats["l2"] / expected.stats["l2"] if expected.stats["l2"] else 0.0

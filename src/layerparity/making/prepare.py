@@ -24,9 +24,11 @@ from layerparity.making.inputs import candidate
 from layerparity.making.request import goldens, repeated
 from layerparity.making.request.inputs import Inputs, Request
 from layerparity.making.request.scope import Scope, num_layers_of, scope_of
-from layerparity.model import architecture, weight_types
+from layerparity.model import architecture
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.packing import settings_of
 from layerparity.model.resolve import describe, open_checkpoint, say_parts
+from layerparity.model.weight_types import own_type
 from layerparity.ports.opening import open_backend, open_port
 from layerparity.record.manifest import SitePatterns
 from layerparity.settings.config import LATEST, Config, DType, FeedMode, RunKind
@@ -80,7 +82,7 @@ def plan_run(config: Config) -> RunPlan:
     """
     refuse_small_limits()
     values = describe(config.model).config
-    weight_types.block_of(values)
+    settings_of(values)
     num_layers = num_layers_of(values)
     family = family_of(str(values.get("model_type")))
     scope = scope_of(config, num_layers, family)
@@ -99,7 +101,7 @@ def plan_run(config: Config) -> RunPlan:
 
 def with_own_type(config: Config, values: Mapping[str, object]) -> Config:
     """Return the configuration with dtype=auto replaced by what config.json's ``values`` say."""
-    own = DType(weight_types.own_type(values))
+    own = DType(own_type(values))
     dtypes = [own if each is DType.auto else each for each in config.reference.dtypes]
     reference = replace(config.reference, dtypes=dtypes)
     dtype = own if config.dtype is DType.auto else config.dtype

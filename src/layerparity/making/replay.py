@@ -86,10 +86,9 @@ class ReplayedBlock:
         """Return the wanted mistakes that change something in the prefill of this block."""
         from layerparity.mistakes.hypotheses import hypotheses
 
-        stored = self.port.assets.checkpoint.weights.values()
-        quantised = any(each.dtype.startswith("F8") for each in stored)
+        packed = self.port.assets.checkpoint.unpacked.kinds
         every = (*hypotheses(self.block), *self._of_other_blocks())
-        asked = [each for each in every if wanted(each) and (quantised or not each.quantised)]
+        asked = [each for each in every if wanted(each) and _can_be(each, packed)]
         return [each for each in asked if self._changes(each)]
 
     def _changes(self, fault: Fault) -> bool:
@@ -162,6 +161,11 @@ class ReplayedBlock:
     @cached_property
     def _weights(self) -> list[torch.Tensor]:
         return [*self.block.parameters(), *self.block.buffers()]
+
+
+def _can_be(fault: Fault, packed: set[str]) -> bool:
+    """Say whether a mistake can be made of weights that are packed in these formats, if any are."""
+    return not fault.quantised or bool(packed & set(fault.quantised))
 
 
 def _shapes(block: nn.Module, path: str, names: Iterable[str]) -> list[torch.Size]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError, nearest
-from layerparity.record.guilt import OF_TENSORS, SIGNS
+from layerparity.record.guilt import OF_TENSORS, SHOWN, WEIGHTS
 
 if TYPE_CHECKING:
     from layerparity.mistakes.cause import Cause, Evidence, Rule
@@ -79,9 +79,14 @@ def suspected(evidence: Evidence) -> list[Cause]:
 
 
 def _refuted(cause: Cause | None, evidence: Evidence) -> bool:
-    """Say whether replays leave nothing of a cause that rests on what errors look like."""
-    if cause is None or cause.grade != SIGNS:
+    """Say whether replays leave nothing of a cause, or say more of it."""
+    if cause is None:
         return False
+    if cause.grade == SHOWN:
+        return cause.id in {fault.refines for fault in evidence.replayed.shown}
+    if cause.grade == WEIGHTS:
+        # How weights were unpacked says more than that they are others.
+        return any(fault.quantised for fault in evidence.replayed.shown)
     return bool(evidence.replayed.shown) or cause.id in evidence.replayed.refuted
 
 

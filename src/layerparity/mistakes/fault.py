@@ -5,7 +5,7 @@ A fault's file is named after it and holds ``FAULT``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from layerparity.anatomy.site import DECODE, PREFILL, Place
+from layerparity.numbers.pieces import Pieces
 
 PHASES = (PREFILL, DECODE)
 # What most faults are planted in; the others, in one stage outside the blocks.
@@ -39,16 +40,23 @@ class Pass:
 
 @dataclass(frozen=True)
 class Quantised:
-    """A weight stored in FP8: ``value`` is its place in the block, which can be written to.
+    """A weight that is stored packed: ``value`` is its place in the block, which can be written to.
 
-    ``numbers`` are the stored ones, ``scales`` what each is multiplied by; float32, of its shape.
-    ``block`` counts the rows and the columns that share a scale.
+    ``pieces`` are what each of its matrices is computed from, with rows and columns swapped where
+    it lies ``turned``.
     """
 
     value: torch.Tensor
-    numbers: torch.Tensor
-    scales: torch.Tensor
-    block: tuple[int, int]
+    pieces: Sequence[Pieces]
+    turned: bool
+
+    def put(self, values_of: Callable[[Pieces], torch.Tensor]) -> None:
+        """Give each matrix the values [row, column] that are computed from its pieces."""
+        with torch.no_grad():
+            stack = self.value if self.value.dim() > 2 else self.value[None]
+            for place, each in zip(stack, self.pieces, strict=True):
+                values = values_of(each._replace(numbers=each.numbers.clone()))
+                place.copy_(values.T if self.turned else values)
 
 
 @dataclass
@@ -57,7 +65,7 @@ class Surgery:
 
     Weights are changed in place and come back by loading them again. ``frozen`` holds weights, by
     their path inside the stage and in its shapes, that a compiled graph uses in place of its own.
-    ``quantised()`` gives the stage's weights that are stored in FP8. ``layer`` is None outside the
+    ``quantised()`` gives the stage's weights that are stored packed. ``layer`` is None outside the
     blocks. ``drawn`` says that what was planted is random, so that nobody else's mistake has the
     same numbers.
     """
@@ -125,8 +133,8 @@ class Fault:
     """The cause that should be named."""
     by_weights: bool = False
     """The weights alone show it."""
-    quantised: bool = False
-    """It wants a checkpoint in FP8."""
+    quantised: tuple[str, ...] = ()
+    """It is one of unpacking weights, of these formats."""
     why_not: WhyNot = everywhere
     """Of a module, a floating type and a phase: why it changes nothing there, or nothing. The
     module, a block or another stage, may be on the meta device."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.family import family_of
 from layerparity.anatomy.site import EMBEDDING
 from layerparity.ground.errors import UserError
-from layerparity.model import weight_types
+from layerparity.model.packing import settings_of
 
 if TYPE_CHECKING:
     import torch
@@ -37,8 +37,8 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     values = {key: _decoded(value) for key, value in values.items()}
-    # FP8 weights are given their values while they are read: the modules are the usual ones.
-    weight_types.block_of({"quantization_config": values.pop("quantization_config", None)})
+    # Packed weights are given their values while they are read: the modules are the usual ones.
+    settings_of({"quantization_config": values.pop("quantization_config", None)})
     model_type = known_type(values.pop("model_type", None))
     # By its own names: what an architecture makes of its sizes, it makes before it takes others.
     own = getattr(CONFIG_MAPPING[model_type], "attribute_map", {})

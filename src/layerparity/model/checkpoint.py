@@ -16,6 +16,8 @@ from layerparity.model import weight_types
 from layerparity.model.architecture import usual_names, with_sizes
 from layerparity.model.contradiction import contradiction
 from layerparity.model.header import Header, Stamp, Stored, read_header, stamp
+from layerparity.model.packed import PackedWeight
+from layerparity.model.packing import Unpacked, unpack
 from layerparity.model.stage_names import StageNames, stage_of_name
 from layerparity.model.wrapped import is_wrapped, text_header, text_index, text_values
 
@@ -66,7 +68,7 @@ class Checkpoint:
 
     def is_whole_still(self) -> bool:
         """Say whether all tensors were listed, with none absent, and no file has changed since."""
-        if "tensors" not in vars(self) or self.absent:
+        if "stored" not in vars(self) or self.absent:
             return False
         read = {header.file: header.stamp for header in self.headers}
         try:
@@ -101,9 +103,22 @@ class Checkpoint:
         """Hash of the architecture: config.json without the keys that do not describe it."""
         return config_digest(self.config)
 
-    @cached_property
+    @property
     def tensors(self) -> dict[str, Stored]:
-        """Every tensor of the checkpoint by its stored name, from the headers alone."""
+        """Every tensor by name, from the headers alone; a packed weight in place of its parts."""
+        return self.unpacked.tensors
+
+    @cached_property
+    def unpacked(self) -> Unpacked:
+        """What is stored, with the packed weights put together; a part may lie in an absent file.
+
+        Raises UserError for a quantization that is not read.
+        """
+        return unpack(self.config, self.stored, self.absent)
+
+    @cached_property
+    def stored(self) -> dict[str, Stored]:
+        """Every tensor as it is stored, by its name."""
         tensors: dict[str, Stored] = {}
         for header in self.headers:
             for stored in header.tensors:
@@ -163,14 +178,7 @@ class Checkpoint:
     @cached_property
     def absent(self) -> frozenset[str]:
         """The tensors of the index whose files are not here, and not needed."""
-        return frozenset(self.index) - frozenset(self.tensors)
-
-    @cached_property
-    def weights(self) -> dict[str, Stored]:
-        """Every tensor but the scales of FP8 weights, which belong to their weights."""
-        return {
-            name: each for name, each in self.tensors.items() if not weight_types.is_scale(name)
-        }
+        return frozenset(self.index) - frozenset(self.stored)
 
     def of_stage(self, stage: str) -> list[str]:
         """Return the stored weights of a stage, such as ``layers.3``, by their names.
@@ -181,19 +189,7 @@ class Checkpoint:
 
     @cached_property
     def _names(self) -> StageNames:
-        return StageNames(self.weights, self.config)
-
-    @cached_property
-    def lonely_scales(self) -> list[str]:
-        """The scales whose weight is missing, or stored in a type that needs none."""
-        owners = {name: self.tensors.get(weight_types.weight_name(name)) for name in self.tensors}
-        return [
-            name
-            for name, owner in owners.items()
-            if weight_types.is_scale(name)
-            and weight_types.weight_name(name) not in self.absent
-            and (owner is None or owner.dtype not in weight_types.STORED)
-        ]
+        return StageNames(self.tensors, self.config)
 
     def refuse_other_sizes(self) -> None:
         """Raise UserError where config.json has a size far beyond what the checkpoint holds."""
@@ -216,50 +212,16 @@ class Checkpoint:
             return False
 
     @cached_property
-    def block(self) -> tuple[int, int]:
-        """Rows and columns of the blocks of its FP8 weights."""
-        return weight_types.block_of(self.config)
-
-    @cached_property
     def files(self) -> Files:
         """Its files, for positioned reads."""
         from layerparity.model.reading import Files
 
         return Files({header.file: header.stamp for header in self.headers})
 
-    def scales(self, name: str) -> Stored | None:
-        """Return where the scales of an FP8 weight lie; None for what is stored otherwise.
-
-        Raises UserError where an FP8 weight has none, or of a shape that does not fit.
-        """
-        stored = self.tensors[name]
-        if stored.dtype not in weight_types.STORED:
-            return None
-        scales = self.tensors.get(weight_types.scale_name(name))
-        if scales is None or len(stored.shape) < 2:
-            raise UserError(
-                f"{name} is stored as {stored.dtype} without {weight_types.scale_name(name)}",
-                "without its scales it is noise; fetch the checkpoint again.",
-            )
-        if scales.dtype not in weight_types.SCALES:
-            raise UserError(
-                f"{scales.name} is stored as {scales.dtype}",
-                f"scales are read as "
-                f"{', '.join(weight_types.SCALES)}; convert the checkpoint to bfloat16 first.",
-            )
-        due = weight_types.scale_shape(stored.shape, self.block)
-        if scales.shape != due:
-            raise UserError(
-                f"{scales.name} has the shape {list(scales.shape)}, and {list(stored.shape)} in "
-                f"blocks of {list(self.block)} wants {list(due)}",
-                "fetch the checkpoint again.",
-            )
-        return scales
-
     def read(self, names: Iterable[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """Return tensors by name, on the CPU, and the hash of each one's bytes.
 
-        In the stored shape and dtype, but FP8 weights with their values in the checkpoint's own.
+        In the stored shape and dtype, but packed weights with their values in the checkpoint's own.
         """
         from layerparity.model.filling import Filler
 
@@ -287,36 +249,41 @@ class Checkpoint:
         """
         import torch
 
-        from layerparity.model.filling import DTYPES
+        from layerparity.model.number_types import DTYPES
 
-        stored = self.tensors[name]
-        if stored.dtype not in DTYPES:
+        self.unpacked.refuse(name)
+        stored = self._named(name)
+        if stored.dtype not in DTYPES and not isinstance(stored, PackedWeight):
             raise UserError(
                 f"{name} is stored as {stored.dtype}, which is not read",
                 "convert the checkpoint to bfloat16 first.",
             )
         return torch.empty(stored.shape, dtype=dtype or self.held_as(name))
 
+    def _named(self, name: str) -> Stored:
+        """Return a tensor by its name, or a part of a packed weight by its own."""
+        return self.tensors[name] if name in self.tensors else self.stored[name]
+
     def held_as(self, name: str) -> torch.dtype:
         """Return the type that holds a tensor's values as they are, and that its hash covers."""
-        from layerparity.model.filling import DTYPES
+        from layerparity.model.number_types import DTYPES
 
-        stored = self.tensors[name].dtype
-        return self.dtype if stored in weight_types.STORED else DTYPES[stored]
+        stored = self._named(name)
+        return self.dtype if isinstance(stored, PackedWeight) else DTYPES[stored.dtype]
 
     def fill(self, filler: Filler, name: str, into: torch.Tensor) -> TensorHashes | None:
         """Fill ``into``, of the stored shape, with a tensor's values, cast to the dtype it has.
 
         Returns the hashes of what it holds then; None where the filler does not hash.
         """
-        scales = self.scales(name)
-        if scales is None:
-            return filler.fill(self.tensors[name], into)
-        return filler.fill_fp8(self.tensors[name], scales, self.block, into, self.dtype)
+        stored = self._named(name)
+        if isinstance(stored, PackedWeight):
+            return filler.fill_packed(stored, into, self.dtype)
+        return filler.fill(stored, into)
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The floating type the checkpoint was trained in, which FP8 weights are widened to."""
+        """The floating type the checkpoint was trained in, which packed weights are widened to."""
         import torch
 
         found: torch.dtype = getattr(torch, weight_types.own_type(self.config))

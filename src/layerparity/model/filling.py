@@ -6,6 +6,7 @@ a scratch buffer of its stored type, a few megabytes at a time.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from layerparity.ground.profile import Spent
-from layerparity.model import weight_types
+from layerparity.model.number_types import DTYPES
+from layerparity.model.packed import PackedWeight, bands
 from layerparity.model.tensor_hashes import HashAccount, TensorHashes, bytes_of
 
 if TYPE_CHECKING:
@@ -25,20 +27,6 @@ if TYPE_CHECKING:
 
 # Read, hashed and cast while it is still in the processor's cache.
 CHUNK = 4 << 20
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 @dataclass
@@ -73,43 +61,25 @@ class Filler:
             self._note(account, between, into, between)
         return account.done() if account else None
 
-    def fill_fp8(
-        self,
-        stored: Stored,
-        scales: Stored,
-        block: tuple[int, int],
-        into: torch.Tensor,
-        canonical: torch.dtype,
+    def fill_packed(
+        self, weight: PackedWeight, into: torch.Tensor, canonical: torch.dtype
     ) -> TensorHashes | None:
-        """Fill ``into`` [..., row, column] with the values of an FP8 weight; return their hashes.
+        """Fill ``into`` [..., row, column] with a packed weight's values; return their hashes.
 
         They are products and have no stored type: ``canonical`` is the one that a converted
-        checkpoint has. Rows go through float32 a block at a time.
+        checkpoint has. They go through float32 a few rows at a time.
         """
-        if not into.is_contiguous():
-            between = torch.empty(stored.shape, dtype=into.dtype)
-            said = self.fill_fp8(stored, scales, block, between, canonical)
-            into.copy_(between)
-            return said
-        factors = torch.empty(scales.shape, dtype=DTYPES[scales.dtype])
-        self._straight(scales, factors, None)
         same = into.dtype == canonical == torch.bfloat16
         account = HashAccount(same=same, rounds=False) if self.hashing else None
-        columns = stored.shape[-1]
-        rows = into.view(-1, columns)
-        per_matrix, step = stored.shape[-2], block[0]
-        grid = factors.reshape(-1, -(-per_matrix // step), factors.shape[-1])
-        for first, count, factor in _row_blocks(rows.shape[0], per_matrix, step, grid):
-            raw = self._space(count * columns)
-            self._read(stored, first * columns, raw)
-            place = rows[first : first + count]
-            with self._converting():
-                part = raw.view(DTYPES[stored.dtype]).view(count, columns)
-                values = weight_types.dequantised(part, factor, block[1])
-                place.copy_(values)
+        began, before = time.perf_counter(), self.spent.read + self.spent.hash
+        for number, first, values in bands(weight, self.read):
+            place = _matrix(into, number)[first : first + len(values)]
+            place.copy_(values)
             if account:
                 kept = place if into.dtype == canonical else values.to(canonical)
                 self._note(account, kept, place, place)
+        waited = self.spent.read + self.spent.hash - before
+        self.spent.convert += time.perf_counter() - began - waited
         return account.done() if account else None
 
     def _straight(self, stored: Stored, into: torch.Tensor, account: HashAccount | None) -> None:
@@ -117,7 +87,7 @@ class Filler:
         step = CHUNK // into.dtype.itemsize
         for start in range(0, flat.numel(), step):
             part = flat[start : start + step]
-            self._read(stored, start * into.dtype.itemsize, part.view(torch.uint8))
+            self.read(stored, start * into.dtype.itemsize, part.view(torch.uint8))
             self._note(account, part, part, part)
 
     def _cast(
@@ -127,12 +97,13 @@ class Filler:
         for start in range(0, into.numel(), step):
             part = into[start : start + step]
             raw = self._space(part.numel() * own.itemsize)
-            self._read(stored, start * own.itemsize, raw)
+            self.read(stored, start * own.itemsize, raw)
             with self._converting():
                 part.copy_(raw.view(own))
             self._note(account, raw, part, raw.view(own))
 
-    def _read(self, stored: Stored, start: int, raw: torch.Tensor) -> None:
+    def read(self, stored: Stored, start: int, raw: torch.Tensor) -> None:
+        """Read a stored tensor's bytes from ``start`` on into uint8 [byte]."""
         began = time.perf_counter()
         self.files.read(stored.file, stored.begin + start, bytes_of(raw))
         self.spent.read += time.perf_counter() - began
@@ -165,12 +136,9 @@ class Filler:
         return self._scratch[:size]
 
 
-def _row_blocks(
-    rows: int, per_matrix: int, step: int, grid: torch.Tensor
-) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield first row, number of rows and scales of each row of blocks, matrix by matrix."""
-    for matrix in range(rows // per_matrix):
-        for number in range(grid.shape[1]):
-            first = number * step
-            count = min(step, per_matrix - first)
-            yield matrix * per_matrix + first, count, grid[matrix, number]
+def _matrix(stack: torch.Tensor, number: int) -> torch.Tensor:
+    """Return one matrix [row, column] of a stack [..., row, column], uncopied."""
+    while stack.dim() > 2:
+        inside = math.prod(stack.shape[1:-2])
+        stack, number = stack[number // inside], number % inside
+    return stack

@@ -13,6 +13,7 @@ import torch
 from layerparity.ground import progress
 from layerparity.ground.profile import Spent
 from layerparity.model.filling import Filler
+from layerparity.model.packed import PackedWeight
 from layerparity.model.page_pool import PagePool
 from layerparity.model.reading import ReadAhead
 from layerparity.model.recipe import WantedWeight
@@ -115,12 +116,10 @@ class Loader:
         loaded.filled = {name: self._filled[name] for name in names}
 
     def _stored(self, names: Iterable[str]) -> Iterator[Stored]:
-        """Yield where tensors lie, each after its scales."""
+        """Yield where tensors lie, of a packed weight each part."""
         for name in names:
-            scales = self.checkpoint.scales(name)
-            if scales is not None:
-                yield scales
-            yield self.checkpoint.tensors[name]
+            stored = self.checkpoint.tensors[name]
+            yield from stored.parts.values() if isinstance(stored, PackedWeight) else (stored,)
 
     def _fill(self, queue: Iterator[tuple[str, torch.Tensor]], ahead: ReadAhead | None) -> Spent:
         """Fill what is left in a queue that threads share."""

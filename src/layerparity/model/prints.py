@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from layerparity.ground.files import read_tensor
-from layerparity.model import weight_types
-from layerparity.model.filling import DTYPES
+from layerparity.model.header import Stored
+from layerparity.model.number_types import DTYPES
+from layerparity.model.packed import PackedWeight
 from layerparity.model.tensor_hashes import TensorHashes, values_digest
 from layerparity.model.weight_sketch import CHUNK, ValueSums
 from layerparity.record.manifest import WeightPrint
@@ -65,7 +65,7 @@ def stage_prints(
     def print_stored(name: str, held: torch.Tensor, place: str, same: bool) -> WeightPrint:
         known = filled.get(name)
         if known is not None and (same or values_digest(held) == known.values):
-            return _as_filled(held, known, place, checkpoint.tensors[name].dtype)
+            return _as_filled(held, known, place, _stored_as(checkpoint.tensors[name]))
         return print_of(held, place)
 
     prints: dict[str, WeightPrint] = {}
@@ -83,9 +83,8 @@ def stage_prints(
     return against(checkpoint, prints)
 
 
-def _as_filled(tensor: torch.Tensor, filled: TensorHashes, place: str, stored: str) -> WeightPrint:
+def _as_filled(tensor: torch.Tensor, filled: TensorHashes, place: str, own: str) -> WeightPrint:
     """Return the print of a tensor that holds what was read: a short one, if it was not rounded."""
-    own = str(DTYPES[stored]).removeprefix("torch.")
     if not filled.exact:
         return replace(print_of(tensor, place), checkpoint="rounded", stored=own)
     flat = tensor.detach().reshape(-1)
@@ -96,6 +95,12 @@ def _as_filled(tensor: torch.Tensor, filled: TensorHashes, place: str, stored: s
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = tuple(tensor.shape)
     return WeightPrint(shape, dtype, filled.values, ends, (), place, "equal", own)
+
+
+def _stored_as(stored: Stored) -> str:
+    """Return torch's name of the type that a tensor is stored in, or a packing format's name."""
+    known = DTYPES.get(stored.dtype)
+    return stored.dtype if known is None else str(known).removeprefix("torch.")
 
 
 def against(checkpoint: Checkpoint, prints: Mapping[str, WeightPrint]) -> dict[str, WeightPrint]:
@@ -111,11 +116,11 @@ def against(checkpoint: Checkpoint, prints: Mapping[str, WeightPrint]) -> dict[s
 
     def compare(name: str) -> WeightPrint:
         stored, ours = checkpoint.tensors[name], prints[name]
-        if stored.dtype in weight_types.STORED:
-            # The values of an FP8 weight are products: they have no type but the one asked for.
+        if isinstance(stored, PackedWeight):
+            # The values of a packed weight are products: they have no type but the one asked for.
             judged = _judged(ours, checkpoint.value(name, getattr(torch, ours.dtype)))
-            return replace(judged, stored="float8_e4m3fn")
-        return _judged(ours, read_tensor(stored.file, name))
+            return replace(judged, stored=_stored_as(stored))
+        return _judged(ours, checkpoint.value(name))
 
     with ThreadPoolExecutor(_THREADS) as pool:
         return {**prints, **dict(zip(due, pool.map(compare, due), strict=True))}

@@ -50,10 +50,18 @@ def describe(model: ModelSettings, stages: Sequence[str] | None = None) -> Check
 
 
 def say_parts(checkpoint: Checkpoint) -> None:
-    """Say where a checkpoint holds more than the text model, and that this alone counts."""
+    """Say where a checkpoint holds more than the text model's weights, and that these count."""
     if checkpoint.is_wrapped:
         whole, part = (each["model_type"] for each in (checkpoint.written, checkpoint.config))
         console.note(f"{whole} holds a text model ({part}) beside others, which are left out")
+    # What words hold of a weight's shape changes nothing.
+    held = checkpoint.unpacked.unused if checkpoint.has_weights else []
+    unused = [each.name for each in held if not each.name.endswith("_shape")]
+    if unused:
+        console.note(
+            f"{unused[0]} and {len(unused) - 1} more scales of activations and caches are not "
+            "used: what is multiplied is not quantised"
+        )
 
 
 def _opened(

@@ -11,11 +11,11 @@ from layerparity.anatomy.site import EMBEDDING
 from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
-from layerparity.model import weight_types
 from layerparity.model.architecture import build, gathered, layout_of
 from layerparity.model.buffers import fill_buffers, set_tensor, tensor_at
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.conversion import Conversion, in_order
+from layerparity.model.packed import PackedWeight
 from layerparity.model.recipe import NoRecipeError, WantedWeight
 from layerparity.model.weight_types import patterns_of, stays_float32
 
@@ -59,7 +59,7 @@ class Skeleton:
         self._sources: dict[str, list[str]] = {}
         # The checkpoint that its weights are of, and the names of one, as they were mapped.
         self._of: Checkpoint | None = None
-        self._mapped: tuple[list[str], list[str]] | None = None
+        self._mapped: list[str] | None = None
         self._reads: Loader | None = None
         self._filled: dict[str, tuple[int, int]] = {}
 
@@ -107,7 +107,7 @@ class Skeleton:
     def sources(self, checkpoint: Checkpoint, stage: str) -> list[str]:
         """Return the stored names of the tensors a stage needs.
 
-        Raises UserError where the checkpoint lacks one of them, or stores it in 8 bits.
+        Raises UserError where the checkpoint lacks one of them, or has packed what cannot be read.
         """
         self._map(checkpoint)
         wanted = [self._source_of(weight) for weight in self._weights(stage)]
@@ -129,7 +129,7 @@ class Skeleton:
         Raises UserError as `sources` does.
         """
         names = self.sources(checkpoint, stage)
-        return sum(checkpoint.weights[name].bytes for name in names)
+        return sum(checkpoint.tensors[name].bytes for name in names)
 
     def load(self, checkpoint: Checkpoint, stage: str) -> dict[str, TensorHashes]:
         """Fill a stage from the checkpoint; return what each stored tensor that it used held."""
@@ -195,7 +195,7 @@ class Skeleton:
         for weight in self._weights(stage):
             source = self._source_of(weight)
             names = self._sources[source]
-            shapes = {name: checkpoint.weights[name].shape for name in names}
+            shapes = {name: checkpoint.tensors[name].shape for name in names}
             try:
                 due[weight] = WantedWeight(
                     self.conversion.recipe(source, shapes), self.held_dtype(weight)
@@ -218,7 +218,7 @@ class Skeleton:
         self._map(checkpoint)
         source = self._source_of(weight)
         names = self._sources.get(source, [])
-        shapes = {name: checkpoint.weights[name].shape for name in names}
+        shapes = {name: checkpoint.tensors[name].shape for name in names}
         try:
             recipe = self.conversion.recipe(source, shapes) if names else None
         except NoRecipeError:
@@ -262,16 +262,15 @@ class Skeleton:
         """Find the stored names behind each module weight, once; what fits none is `homeless`."""
         if self._of is checkpoint:
             return
-        self._of, names = checkpoint, (list(checkpoint.weights), checkpoint.lonely_scales)
+        self._of, names = checkpoint, list(checkpoint.tensors)
         if self._mapped == names:
             return
         self._sources, self.homeless, self._mapped = {}, [], names
-        for name, target in self.conversion.targets(checkpoint.weights).items():
+        for name, target in self.conversion.targets(names).items():
             if target in self.conversion.expected:
                 self._sources.setdefault(target, []).append(name)
             else:
                 self.homeless.append(name)
-        self.homeless += checkpoint.lonely_scales
 
     def _weights(self, stage: str) -> list[str]:
         return [self.weight(stage, name) for name in self.module(stage).state_dict()]
@@ -288,14 +287,12 @@ class Skeleton:
 
 
 def _refuse_other_numbers(checkpoint: Checkpoint, names: list[str]) -> None:
-    """Refuse what is no floating point, but for FP8 with its scales: as values it is noise."""
+    """Refuse what is neither floating point nor packed with its scales: as values it is noise."""
     for name in names:
-        stored = checkpoint.tensors[name].dtype
-        if stored in weight_types.STORED:
-            checkpoint.scales(name)
-        elif stored not in _PLAIN:
+        checkpoint.unpacked.refuse(name)
+        stored = checkpoint.tensors[name]
+        if not isinstance(stored, PackedWeight) and stored.dtype not in _PLAIN:
             raise UserError(
-                f"{name} is stored as {stored}, and of what is not plain floating point only "
-                "F8_E4M3 with weight_scale_inv is read",
-                "convert the checkpoint to bfloat16 first.",
+                f"{name} is stored as {stored.dtype}, and nothing says how it is packed",
+                "give its quantization_config, or convert the checkpoint to bfloat16 first.",
             )

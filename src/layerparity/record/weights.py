@@ -28,6 +28,8 @@ class Fate(StrEnum):
     FILLED = "filled"
     FROZEN = "frozen"
     UNRELATED = "unrelated"
+    # Of packed weights of the right size: taken apart in another way, or never loaded.
+    UNPACKED = "unpacked"
     ANOTHER = "another"
     # It holds the right values, elsewhere.
     MIXED_ROWS = "mixed_rows"
@@ -56,6 +58,7 @@ FATE_NUMBERS: dict[Fate, set[str]] = {
     Fate.FILLED: _CONSTANT,
     Fate.FROZEN: _CONSTANT,
     Fate.UNRELATED: _SPREADS,
+    Fate.UNPACKED: _SPREADS,
     Fate.SCALE_DROPPED: _LARGEST,
     Fate.SCALE_UNUSED: _LARGEST,
     Fate.AVERAGED: _SPREADS,

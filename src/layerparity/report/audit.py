@@ -63,12 +63,12 @@ def summary(audit: Audit) -> str:
 
 def sentences(audit: Audit) -> Iterator[str]:
     """Yield what the tables add up to, the verdict last."""
-    scales = audit.scales
-    if scales.weights:
+    packing = audit.packing
+    if packing.kinds or packing.unpacked.faults:
+        kinds = ", ".join(f"{count} of {kind}" for kind, count in packing.kinds.items())
         yield (
-            f"FP8: {scales.weights} weights in blocks of {scales.block[0]} x {scales.block[1]}, "
-            f"{scales.present} have scales, {len(scales.matching)} of the right shape and type, "
-            f"{scales.orphans} scales belong to no FP8 weight"
+            f"Packed weights: {kinds or 'none'} with all that they need; {packing.faulty} cannot "
+            f"be read, {packing.orphans} scales belong to no weight"
         )
     if audit.peaks:
         yield _naive(audit)

@@ -21,6 +21,8 @@ _SENTENCES = {
     Fate.FROZEN: f"{_CONSTANT} (a constant of the graph, or never filled)",
     Fate.UNRELATED: "never loaded: its values (spread {spread}) have nothing to do with the "
     "checkpoint's (spread {expected})",
+    Fate.UNPACKED: "holds other values, of about the right spread ({spread}; {expected} is right): "
+    "unpacked in another way, or never loaded",
     Fate.ANOTHER: "holds the values of {whose}",
     Fate.MIXED_ROWS: "holds other rows: {holds} were fused or split in the wrong order",
     Fate.OTHER_ORDER: "holds the checkpoint's values in another order",

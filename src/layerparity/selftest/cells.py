@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import Place
 from layerparity.mistakes.catalogue import WRONG_OUTPUT, known_fault
+from layerparity.numbers.pieces import FP8 as STORED
 from layerparity.selftest.models import FP8
 
 if TYPE_CHECKING:
@@ -95,7 +96,10 @@ def fault_cells(
     for name in names:
         fault = known_fault(name)
         for setting in settings:
-            if fault.quantised != (setting.model == FP8):
+            if fault.quantised and STORED not in fault.quantised:
+                # No model of the grid is packed so.
+                continue
+            if bool(fault.quantised) != (setting.model == FP8):
                 continue
             for place in fault.places(spread(range(layers[setting.model]))):
                 keys: Keys = {"port": "fault", "port.name": name}

@@ -15,11 +15,13 @@ class Fp8Scale:
         findings = [e for e in evidence.blamed if e.lacks or e.name.endswith(_SCALE)]
         if not findings:
             return None
-        whose = findings[0].name.removesuffix(_SCALE)
+        first = findings[0]
         text = (
-            f"{whose}{_SCALE} is not applied as it should be: a value is the stored number times "
-            "its block's scale, whatever the name says"
+            f"{first.name.removesuffix(_SCALE)}{_SCALE} is not applied as it should be: a value is "
+            "the stored number times its block's scale, whatever the name says"
         )
+        if first.lacks and not first.lacks.endswith(_SCALE):
+            text = f"the {first.lacks} of {first.name} is not applied as it should be"
         return Cause("fp8_scale", text, findings=findings, grade=WEIGHTS)
 
 

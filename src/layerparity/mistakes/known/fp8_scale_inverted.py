@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.numbers.pieces import FP8
 
 
 def plant(block: nn.Module, surgery: Surgery) -> None:
     """Divide the stored FP8 numbers by their scales."""
-    with torch.no_grad():
-        for each in surgery.quantised():
-            each.value.copy_(each.numbers / each.scales)
+    for each in surgery.quantised():
+        each.put(lambda pieces: pieces._replace(scales=1 / pieces.scales).values())
 
 
 FAULT = Fault(
@@ -21,6 +20,6 @@ FAULT = Fault(
     component="self_attn.q_proj",
     cause="fp8_scale",
     by_weights=True,
-    quantised=True,
+    quantised=(FP8,),
     plant=plant,
 )

@@ -8,24 +8,22 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from layerparity.mistakes.fault import Fault, Quantised, Surgery
+from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.numbers.pieces import FP8, Pieces
 
 
 def plant(block: nn.Module, surgery: Surgery) -> None:
     """Multiply by the scales moved by one block of rows; by one of columns where rows are few."""
-    with torch.no_grad():
-        for each in surgery.quantised():
-            each.value.copy_(each.numbers * _moved(each))
+    for each in surgery.quantised():
+        each.put(lambda pieces: pieces._replace(scales=_moved(pieces)).values())
 
 
-def _moved(weight: Quantised) -> torch.Tensor:
-    """Return the scales [row, column] that the numbers are multiplied by, of the wrong blocks."""
-    rows, columns = weight.block
-    by_block = weight.scales[..., ::rows, ::columns]
-    axis = -2 if by_block.shape[-2] > 1 else -1
-    moved = by_block.roll(1, axis)
-    wide = moved.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
-    return wide[..., : weight.numbers.shape[-2], : weight.numbers.shape[-1]]
+def _moved(pieces: Pieces) -> torch.Tensor:
+    """Return the scales [row, group] that the numbers are multiplied by, of the wrong blocks."""
+    rows = pieces.numbers.shape[0]
+    by_block = pieces.scales[:: pieces.height]
+    moved = by_block.roll(1, 0 if len(by_block) > 1 else 1)
+    return moved.repeat_interleave(pieces.height, 0)[:rows]
 
 
 FAULT = Fault(
@@ -34,6 +32,6 @@ FAULT = Fault(
     component="self_attn.q_proj",
     cause="weights_altered",
     by_weights=True,
-    quantised=True,
+    quantised=(FP8,),
     plant=plant,
 )

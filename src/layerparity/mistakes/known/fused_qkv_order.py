@@ -8,6 +8,7 @@ from torch import nn
 from layerparity.mistakes.block import find, needs
 from layerparity.mistakes.cause import SHOWN, WEIGHTS, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.record.weights import Fate
 
 
 def plant(block: nn.Module, surgery: Surgery) -> None:
@@ -50,7 +51,8 @@ class FusedOrder:
         moved = [
             each
             for each in evidence.findings_of("reordered", component="self_attn")
-            if each.component.endswith(NAMES)
+            # One that holds its own values in another order was cut where it should be.
+            if each.component.endswith(NAMES) and each.fate is not Fate.OTHER_ORDER
         ]
         failing = [name for name in NAMES if evidence.failed(f"self_attn.{name}:out")]
         reasons = [f"{', '.join(failing)} fail on a good input"] if failing else []

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.site import Place, within
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import read_tensor
 from layerparity.mistakes.catalogue import WRONG_OUTPUT, catalogue, check_fault, known_fault
-from layerparity.model import weight_types
+from layerparity.model.packed import pieces_of
 from layerparity.ports.base import Assets, Call
 from layerparity.ports.known.hf import REPLAY_HELP, HfPort
 from layerparity.settings.config import Config, RunKind
@@ -162,24 +161,18 @@ class PlantedPort(HfPort):
         return filled
 
     def _quantised(self, stage: str) -> Iterator[Quantised]:
-        """Yield the FP8 weights of a stage whose modules are filled, as they are stored."""
+        """Yield the packed weights of a stage whose modules are filled, as they are stored."""
         from layerparity.mistakes.fault import Quantised
+        from layerparity.model.filling import Filler
 
         checkpoint, skeleton = self.assets.checkpoint, self.skeleton
+        read = Filler(checkpoint.files, hashing=False).read
         for name, parameter in skeleton.module(stage).named_parameters():
             weight = skeleton.weight(stage, name)
-            pieces = skeleton.as_stored(checkpoint, weight, parameter.data)
-            for stored, value in pieces.items():
-                held = checkpoint.scales(stored)
-                if held is None:
-                    continue
-                numbers = read_tensor(checkpoint.tensors[stored].file, stored).float()
-                factors = read_tensor(held.file, held.name).float()
-                # Each number's own scale, of blocks that may be cut off at the edges.
-                rows, columns = checkpoint.block
-                wide = factors.repeat_interleave(rows, -2).repeat_interleave(columns, -1)
-                scales = wide[..., : numbers.shape[-2], : numbers.shape[-1]]
-                yield Quantised(value, numbers, scales, (rows, columns))
+            for stored, value in skeleton.as_stored(checkpoint, weight, parameter.data).items():
+                packed = checkpoint.unpacked.packed.get(stored)
+                if packed is not None:
+                    yield Quantised(value, list(pieces_of(packed, read)), packed.layout.turned)
 
     def _reason(self, place: Place) -> str:
         """Return why the fault does not apply to a whole stage in any phase, or nothing."""
@@ -189,9 +182,9 @@ class PlantedPort(HfPort):
             module, dtype = self.skeleton.module(str(place)), self.skeleton.dtype
             # Asked once, of the sound stage: a planted fault may hide what it applies to.
             reasons = [self.fault.why_not(module, dtype, phase) for phase in PHASES]
-            stored = {each.dtype for each in self.assets.checkpoint.weights.values()}
-            if self.fault.quantised and not stored & set(weight_types.STORED):
-                reasons = ["the checkpoint holds no weights in FP8"]
+            wanted, stored = self.fault.quantised, self.assets.checkpoint.unpacked.kinds
+            if wanted and not stored & set(wanted):
+                reasons = [f"the checkpoint holds no weights in {', '.join(wanted)}"]
             self._reasons[self.fault.id, place] = "" if "" in reasons else reasons[0]
         return self._reasons[self.fault.id, place]
 

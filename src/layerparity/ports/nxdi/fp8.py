@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from layerparity.ground.errors import UserError
-from layerparity.model import weight_types
-from layerparity.model.filling import DTYPES, Filler
+from layerparity.model.filling import Filler
+from layerparity.model.number_types import DTYPES
+from layerparity.model.packed import NUMBERS, SCALES, PackedWeight
+from layerparity.numbers.pieces import FP8
 
 if TYPE_CHECKING:
     from layerparity.model.checkpoint import Checkpoint
@@ -31,17 +33,19 @@ class Fp8Weights:
     def of(cls, checkpoint: Checkpoint, names: Iterable[str], dtype: torch.dtype) -> Fp8Weights:
         """Read those of ``names`` that are stored in FP8."""
         filler = Filler(checkpoint.files, hashing=False)
-        numbers, scales, values = {}, {}, {}
+        numbers, scales, values = dict[str, torch.Tensor](), dict[str, torch.Tensor](), {}
         for name in names:
-            factors = checkpoint.scales(name)
-            if factors is None:
+            checkpoint.unpacked.refuse(name)
+            weight = checkpoint.tensors[name]
+            if not isinstance(weight, PackedWeight):
                 continue
-            stored = checkpoint.tensors[name]
-            # As they are stored, for a converter that multiplies by the scales itself.
-            numbers[name] = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-            filler.fill(stored, numbers[name])
-            scales[factors.name] = checkpoint.value(factors.name)
             values[name] = checkpoint.value(name, dtype)
+            if weight.dtype == FP8:
+                # As they are stored, for a converter that multiplies by the scales itself.
+                for role, into in ((NUMBERS, numbers), (SCALES, scales)):
+                    part = weight.parts[role]
+                    into[part.name] = torch.empty(part.shape, dtype=DTYPES[part.dtype])
+                    filler.fill(part, into[part.name])
         return cls(numbers, scales, values)
 
     def wide(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -63,8 +67,8 @@ class Fp8Weights:
 
 def refuse_fp8_modules(parameters: dict[str, torch.Tensor]) -> None:
     """Raise UserError where modules hold numbers of eight bits: nobody knows their scales here."""
-    stored = {DTYPES[name] for name in weight_types.STORED}
-    held = next((name for name, each in parameters.items() if each.dtype in stored), None)
+    eight = DTYPES[FP8]
+    held = next((name for name, each in parameters.items() if each.dtype == eight), None)
     if held is not None:
         raise UserError(
             f"{held} is held in FP8, whose values cannot be compared with the checkpoint's",

@@ -185,7 +185,7 @@ class _Conversion:
 
         Where none is, the converter looks for what it makes of one: then any may be meant.
         """
-        outside = [each for each in self.assets.checkpoint.weights if not NUMBER.search(each)]
+        outside = [each for each in self.assets.checkpoint.tensors if not NUMBER.search(each)]
         named = [each for each in outside if f".{each}".endswith(f".{asked}")]
         return [min(named, key=len)] if named else outside
 

@@ -303,10 +303,11 @@ def _load_problems(given: Any, assets: Assets, stage: str) -> Iterator[str]:
         return
     site = Site(stage, "in")
     mark = f"{site.place.stage}."
-    stored = [name for name in assets.checkpoint.weights if mark in name]
+    stored = [name for name in assets.checkpoint.tensors if mark in name]
     if stored and not given:
         yield f"reports no weights, and the checkpoint holds {stored[0]}: return their hash."
-    unknown = sorted(set(given) - set(assets.checkpoint.tensors))
+    checkpoint = assets.checkpoint
+    unknown = sorted(set(given) - checkpoint.tensors.keys() - checkpoint.stored.keys())
     if unknown:
         yield f"reports '{unknown[0]}', which the checkpoint does not hold: use its stored names."
 

@@ -1,0 +1,1 @@
+"""The packing formats that are known, one file each."""

@@ -1,0 +1,80 @@
+"""AWQ: words of 32 bits along the outputs, eight numbers in an order of its own.
+
+``qweight`` [in, out / 8], ``qzeros`` [group, out / 8] and ``scales`` [group, out].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from layerparity.model.header import Stored
+from layerparity.model.packed import NUMBERS, SCALES, ZEROS, Matrix
+from layerparity.model.packing_format import Format, Laid, Quantization, UnfitError
+from layerparity.numbers.pieces import AWQ_PLACES, Pieces
+
+if TYPE_CHECKING:
+    import torch
+
+_BITS, _PACK = 4, 8
+
+
+@dataclass(frozen=True)
+class Awq:
+    """A layout of four-bit numbers, of which ``group`` of a row share a scale."""
+
+    group: int
+    step: int = _PACK
+    turned: bool = False
+    by_rows: bool = False
+
+    def pieces(self, matrix: Matrix, first: int, count: int) -> Pieces:
+        """Return what ``count`` rows from ``first`` on are computed from."""
+        words = slice(first // _PACK, (first + count) // _PACK)
+        numbers = _outputs(matrix.whole(NUMBERS)[:, words])
+        zeros = _outputs(matrix.whole(ZEROS)[:, words])
+        scales = matrix.whole(SCALES)[:, first : first + count].float().T.contiguous()
+        return Pieces(numbers, scales, self.group, zeros)
+
+
+def _outputs(words: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of words [in, word] as float32 [out, in]."""
+    import torch
+
+    turned = words.T.contiguous()
+    numbers = torch.empty(len(turned), _PACK, turned.shape[1])
+    for output, place in enumerate(AWQ_PLACES):
+        numbers[:, output] = (turned >> (_BITS * place)) & ((1 << _BITS) - 1)
+    return numbers.view(-1, turned.shape[1])
+
+
+def lay(parts: Mapping[str, Stored], settings: Quantization) -> Laid:
+    """Return how a weight lies. Raises UnfitError where its parts are not of one weight."""
+    numbers, scales, zeros = parts[NUMBERS], parts[SCALES], parts[ZEROS]
+    bits, version = settings.keys.get("bits", _BITS), settings.keys.get("version", "gemm")
+    if bits != _BITS or str(version).lower() != "gemm":
+        text = f"{numbers.name} is AWQ of {bits} bits, version {version}: 4 and gemm are read"
+        raise UnfitError("type_unread", text, numbers)
+    if any(len(each.shape) != 2 for each in (numbers, scales, zeros)):
+        raise UnfitError("scale_shape", f"{numbers.name} and its parts have two axes each", numbers)
+    columns, rows, groups = numbers.shape[0], scales.shape[1], scales.shape[0]
+    due = (groups, rows // _PACK)
+    if numbers.shape[1] * _PACK != rows or zeros.shape != due or columns % max(groups, 1):
+        text = (
+            f"{scales.name} has the shape {list(scales.shape)}, {zeros.name} {list(zeros.shape)}, "
+            f"which do not fit {numbers.name} with {list(numbers.shape)}"
+        )
+        raise UnfitError("scale_shape", text, scales)
+    return Laid("INT4", (rows, columns), Awq(columns // groups))
+
+
+FORMAT = Format(
+    dtypes=("I32",),
+    suffixes=("qweight",),
+    parts={SCALES: ("scales",), ZEROS: ("qzeros",)},
+    needed=(SCALES, ZEROS),
+    lay=lay,
+    methods=("awq",),
+    stem="weight",
+)

@@ -1,0 +1,53 @@
+"""Pieces: numbers of few bits and their scales, and the values that are made of them.
+
+A value is (number - zero point) * scale. The product is made in float32, from a scale that was
+made in float32, as the formats' own libraries make it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+# The format of weights that a header's own type of eight bits names.
+FP8 = "F8_E4M3"
+# Where in a word of AWQ the numbers of eight outputs in a row stand, the lowest bits first.
+AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+class Pieces(NamedTuple):
+    """What some rows of a weight are computed from, each float32.
+
+    ``numbers`` [row, column] may be changed in place; ``scales`` and ``zeros`` [row or 1, group]
+    serve ``width`` columns each, or those whose group ``order`` [column] says. ``height`` rows have
+    the same scales; ``overall`` is the scale of the whole weight that is in them.
+    """
+
+    numbers: torch.Tensor
+    scales: torch.Tensor
+    width: int
+    zeros: torch.Tensor | None = None
+    order: torch.Tensor | None = None
+    height: int = 1
+    overall: float = 1.0
+
+    def wide(self, by_group: torch.Tensor) -> torch.Tensor:
+        """Return ``scales`` or ``zeros`` [row or 1, group] by column: [row or 1, column]."""
+        if self.order is not None:
+            return by_group[:, self.order.long()]
+        return by_group.repeat_interleave(self.width, 1)[:, : self.numbers.shape[1]]
+
+    def values(self) -> torch.Tensor:
+        """Return the values, float32 [row, column]; ``numbers`` are used up."""
+        rows, columns = self.numbers.shape
+        if self.order is None and columns == self.scales.shape[1] * self.width:
+            # Without a table of every number's scale, which takes as long as the rest.
+            grouped = self.numbers.view(rows, -1, self.width)
+            if self.zeros is not None:
+                grouped.sub_(self.zeros[..., None])
+            return grouped.mul_(self.scales[..., None]).view(rows, columns)
+        if self.zeros is not None:
+            self.numbers.sub_(self.wide(self.zeros))
+        return self.numbers.mul_(self.wide(self.scales))
