@@ -120,6 +120,26 @@ def shorten(end: str) -> Callable[[dict[str, torch.Tensor]], object]:
     return change
 
 
+def narrow(end: str) -> Callable[[dict[str, torch.Tensor]], object]:
+    """Return what stores the first tensor whose name ends so in eight bits."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        name = next(n for n in sorted(tensors) if n.endswith(end))
+        tensors[name] = tensors[name].to(torch.int8)
+
+    return change
+
+
+def added(last: str) -> Callable[[dict[str, torch.Tensor]], object]:
+    """Return what puts another tensor beside the first scale of a weight."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        name = next(n for n in sorted(tensors) if n.endswith("weight_scale"))
+        tensors[name.replace("weight_scale", last)] = torch.ones(4)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("form", "change", "what"),
     [
@@ -130,6 +150,9 @@ def shorten(end: str) -> Callable[[dict[str, torch.Tensor]], object]:
         ("mxfp4", shorten("_scales"), "scale_shape"),
         ("fp8_by_row", drop("weight_scale"), "scale_missing"),
         ("int8", shorten("weight_scale"), "scale_shape"),
+        ("int4_zeros", narrow("weight_zero_point"), "scale_type"),
+        ("gptq", shorten("g_idx"), "scale_shape"),
+        ("nvfp4", added("pre_quant_scale"), "scale_unread"),
     ],
 )
 def test_damage_is_named_and_refused(
@@ -148,15 +171,25 @@ def test_what_is_not_read_is_refused_in_a_line(packed: Callable[[str], Path], cl
     file = folder / "config.json"
     said = file.read_text()
     config = json.loads(said)
-    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
-    try:
-        file.write_text(json.dumps(config))
-        ended = cli("job=plan", f"model.path={folder}")
-    finally:
-        file.write_text(said)
-    assert ended.exit == 2
-    assert "quantised by bitsandbytes, which is not read: auto-round, awq," in ended.err
-    assert len(ended.err.splitlines()) == 1
+    unread = {
+        "quantised by bitsandbytes, which is not read: auto-round, awq,": {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+        },
+        "weights were rotated": {
+            **FORMATS["int4"][1],
+            "transform_config": {"u": {"type": "hadamard"}},
+        },
+    }
+    for says, quantization in unread.items():
+        config["quantization_config"] = quantization
+        try:
+            file.write_text(json.dumps(config))
+            ended = cli("job=plan", f"model.path={folder}")
+        finally:
+            file.write_text(said)
+        assert ended.exit == 2 and says in ended.err
+        assert len(ended.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("form", ["mxfp4", "gptq"])

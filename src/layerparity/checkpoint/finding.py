@@ -44,6 +44,7 @@ CURES = {
     "scale_shape": "take weights and scales from one place",
     "scale_value": "take weights and scales from one place",
     "scale_type": "convert the checkpoint to bfloat16 first",
+    "scale_unread": "give the checkpoint that it was quantised from",
     "quantization_unsaid": "add the quantization_config that the checkpoint was published with",
     "quantization_unread": "convert the checkpoint to bfloat16 first",
     "nonfinite": "fetch the file again, or convert it again from its origin",

@@ -19,6 +19,8 @@ _OF_ACTIVATIONS = (
     *("input_scale", "activation_scale", "output_scale", "input_global_scale", "input_zero_point"),
     *("k_scale", "v_scale", "q_scale", "prob_scale", "kv_scale", "output_zero_point"),
 )
+# What changes a product, and is in no weight's values.
+_OF_INPUTS = ("pre_quant_scale",)
 # What is of no use by itself.
 _LONELY = (
     *("weight_scale_inv", "weight_scale", "weight_scale_2", "weight_global_scale", "qzeros"),
@@ -86,6 +88,12 @@ def settings_of(config: Mapping[str, object]) -> Quantization:
             f"not read: {', '.join(sorted(known))} are",
             "give the checkpoint that it was quantised from.",
         )
+    if keys.get("transform_config"):
+        raise UserError(
+            "config.json says that weights were rotated before they were quantised "
+            "(transform_config), which is not read",
+            "give the checkpoint that it was quantised from.",
+        )
     return Quantization(method, keys)
 
 
@@ -111,6 +119,10 @@ def unpack(
         last = name.rpartition(".")[2]
         if last in _OF_ACTIVATIONS and settings.method:
             found.unused.append(found.tensors.pop(name))
+        elif last in _OF_INPUTS:
+            weight = name.removesuffix(last) + "weight"
+            text = f"{name} scales what the weight is multiplied by, which is not read"
+            found.faults[weight] = PackingFault("scale_unread", text, found.tensors[name])
         elif last in _LONELY:
             _note_lonely(found, name, last, lost)
     return found

@@ -46,6 +46,25 @@ class Laid(NamedTuple):
     layout: PackingLayout
 
 
+def check_part(parts: Mapping[str, Stored], role: str, shape: Shape, *dtypes: str) -> None:
+    """Raise UnfitError where a part that is there has another shape or type than it should have."""
+    part = parts.get(role)
+    if part is None:
+        return
+    if part.dtype not in dtypes:
+        raise UnfitError("scale_type", f"{part.name} is stored as {part.dtype}", part)
+    if part.shape != shape:
+        text = f"{part.name} has the shape {list(part.shape)}, and {list(shape)} is due"
+        raise UnfitError("scale_shape", text, part)
+
+
+def refuse_uneven(scales: Stored, columns: int) -> None:
+    """Raise UnfitError where so many columns are no whole groups of scales [group, row]."""
+    if not scales.shape[0] or columns % scales.shape[0]:
+        text = f"{scales.name} has {scales.shape[0]} groups for {columns} columns"
+        raise UnfitError("scale_shape", text, scales)
+
+
 @dataclass(frozen=True)
 class Format:
     """One way of packing a weight.

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 from layerparity.model.header import Stored
 from layerparity.model.packed import NUMBERS, SCALES, ZEROS, Matrix
-from layerparity.model.packing_format import Format, Laid, Quantization, UnfitError
+from layerparity.model.packing_format import (
+    SCALE_TYPES,
+    Format,
+    Laid,
+    Quantization,
+    UnfitError,
+    check_part,
+    refuse_uneven,
+)
 from layerparity.numbers.pieces import AWQ_PLACES, Pieces
 
 if TYPE_CHECKING:
@@ -51,21 +59,17 @@ def _outputs(words: torch.Tensor) -> torch.Tensor:
 
 def lay(parts: Mapping[str, Stored], settings: Quantization) -> Laid:
     """Return how a weight lies. Raises UnfitError where its parts are not of one weight."""
-    numbers, scales, zeros = parts[NUMBERS], parts[SCALES], parts[ZEROS]
+    numbers, scales = parts[NUMBERS], parts[SCALES]
     bits, version = settings.keys.get("bits", _BITS), settings.keys.get("version", "gemm")
     if bits != _BITS or str(version).lower() != "gemm":
         text = f"{numbers.name} is AWQ of {bits} bits, version {version}: 4 and gemm are read"
         raise UnfitError("type_unread", text, numbers)
-    if any(len(each.shape) != 2 for each in (numbers, scales, zeros)):
-        raise UnfitError("scale_shape", f"{numbers.name} and its parts have two axes each", numbers)
-    columns, rows, groups = numbers.shape[0], scales.shape[1], scales.shape[0]
-    due = (groups, rows // _PACK)
-    if numbers.shape[1] * _PACK != rows or zeros.shape != due or columns % max(groups, 1):
-        text = (
-            f"{scales.name} has the shape {list(scales.shape)}, {zeros.name} {list(zeros.shape)}, "
-            f"which do not fit {numbers.name} with {list(numbers.shape)}"
-        )
-        raise UnfitError("scale_shape", text, scales)
+    if len(numbers.shape) != 2 or len(scales.shape) != 2:
+        raise UnfitError("scale_shape", f"{numbers.name} and its scales have two axes", numbers)
+    columns, (groups, rows) = numbers.shape[0], scales.shape
+    check_part(parts, SCALES, (groups, numbers.shape[1] * _PACK), *SCALE_TYPES)
+    check_part(parts, ZEROS, (groups, rows // _PACK), "I32")
+    refuse_uneven(scales, columns)
     return Laid("INT4", (rows, columns), Awq(columns // groups))
 
 

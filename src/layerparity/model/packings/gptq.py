@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from layerparity.model.header import Stored
 from layerparity.model.packed import NUMBERS, ORDER, SCALES, ZEROS, Matrix, unsigned
-from layerparity.model.packing_format import Format, Laid, Quantization, UnfitError
+from layerparity.model.packing_format import (
+    SCALE_TYPES,
+    Format,
+    Laid,
+    Quantization,
+    UnfitError,
+    check_part,
+    refuse_uneven,
+)
 from layerparity.numbers.pieces import Pieces
 
 _WORD = 32
@@ -46,22 +54,19 @@ class Gptq:
 
 def lay(parts: Mapping[str, Stored], settings: Quantization) -> Laid:
     """Return how a weight lies. Raises UnfitError where its parts are not of one weight."""
-    numbers, scales, zeros = parts[NUMBERS], parts[SCALES], parts[ZEROS]
+    numbers, scales = parts[NUMBERS], parts[SCALES]
     bits = settings.keys.get("bits")
     if bits not in (4, 8):
         text = f"{numbers.name} is GPTQ of {bits} bits: 4 and 8 are read"
         raise UnfitError("type_unread", text, numbers)
-    if any(len(each.shape) != 2 for each in (numbers, scales, zeros)):
-        raise UnfitError("scale_shape", f"{numbers.name} and its parts have two axes each", numbers)
+    if len(numbers.shape) != 2 or len(scales.shape) != 2:
+        raise UnfitError("scale_shape", f"{numbers.name} and its scales have two axes", numbers)
     pack = _WORD // bits
-    rows, columns, groups = scales.shape[1], numbers.shape[0] * pack, scales.shape[0]
-    due = (groups, -(-rows // pack))
-    if numbers.shape[1] != rows or zeros.shape != due or columns % max(groups, 1):
-        text = (
-            f"{scales.name} has the shape {list(scales.shape)}, {zeros.name} {list(zeros.shape)}, "
-            f"which do not fit {numbers.name} with {list(numbers.shape)}"
-        )
-        raise UnfitError("scale_shape", text, scales)
+    columns, (groups, rows) = numbers.shape[0] * pack, scales.shape
+    check_part(parts, SCALES, (groups, numbers.shape[1]), *SCALE_TYPES)
+    check_part(parts, ZEROS, (groups, -(-rows // pack)), "I32")
+    check_part(parts, ORDER, (columns,), "I32", "I64")
+    refuse_uneven(scales, columns)
     less = 0 if settings.keys.get("checkpoint_format") == "gptq_v2" else 1
     return Laid(f"INT{bits}", (rows, columns), Gptq(bits, columns // groups, less, pack))
 

@@ -21,6 +21,7 @@ from layerparity.model.packing_format import (
     Quantization,
     Shape,
     UnfitError,
+    check_part,
 )
 from layerparity.numbers.pieces import Pieces
 
@@ -82,6 +83,7 @@ def lay(parts: Mapping[str, Stored], settings: Quantization) -> Laid:
         raise UnfitError("scale_shape", text, scales)
     if scales.dtype not in SCALE_TYPES:
         raise UnfitError("scale_type", f"{scales.name} is stored as {scales.dtype}", scales)
+    check_part(parts, ZEROS, scales.shape, "I8", "I32", *SCALE_TYPES)
     kind = "INT8" if numbers.dtype == "I8" else numbers.dtype
     return Laid(kind, numbers.shape, Scaled(found))
 

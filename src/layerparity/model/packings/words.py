@@ -16,6 +16,7 @@ from layerparity.model.packing_format import (
     Laid,
     Quantization,
     UnfitError,
+    check_part,
 )
 from layerparity.numbers.pieces import Pieces
 
@@ -56,6 +57,9 @@ def lay(parts: Mapping[str, Stored], settings: Quantization) -> Laid:
         columns = groups * group if group else words * (_WORD // bits)
         fits = scales.shape[:-1] == tuple(lead) and words == -(-columns * bits // _WORD)
         if fits and groups == (columns // group if group else 1):
+            packed = -(-lead[-1] * bits // _WORD)
+            check_part(parts, ZEROS, (*lead[:-1], packed, groups), "I32")
+            check_part(parts, ORDER, (columns,), "I32", "I64")
             return Laid(f"INT{bits}", (*lead, columns), Words(bits, group or columns))
     text = (
         f"{scales.name} has the shape {list(scales.shape)}, which fits no group of config.json's "
