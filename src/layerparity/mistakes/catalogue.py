@@ -71,19 +71,20 @@ def suspected(evidence: Evidence) -> list[Cause]:
         if each is not None
     ]
 
-    def order(cause: Cause) -> tuple[bool, bool, bool, float, str]:
+    refined = {fault.refines for fault in evidence.replayed.shown}
+
+    def order(cause: Cause) -> tuple[bool, bool, bool, bool, float, str]:
         rare, general = cause.confidence < LIMIT, cause.id in _GENERAL
-        return rare, general, cause.id in _WHERE, -cause.confidence, cause.id
+        less = cause.id in refined
+        return rare, less, general, cause.id in _WHERE, -cause.confidence, cause.id
 
     return sorted(causes, key=order)
 
 
 def _refuted(cause: Cause | None, evidence: Evidence) -> bool:
-    """Say whether replays leave nothing of a cause, or say more of it."""
-    if cause is None:
+    """Say whether replays leave nothing of a cause that no numbers show."""
+    if cause is None or cause.grade == SHOWN:
         return False
-    if cause.grade == SHOWN:
-        return cause.id in {fault.refines for fault in evidence.replayed.shown}
     if cause.grade == WEIGHTS:
         # How weights were unpacked says more than that they are others.
         return any(fault.quantised for fault in evidence.replayed.shown)
