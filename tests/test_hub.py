@@ -213,7 +213,7 @@ def test_gguf_is_refused_with_the_way_round(tmp_path: Path, cli: Callable[..., E
         assert "is a GGUF file" in ended.err and "gguf_file=name" in ended.err
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "bitsandbytes"])
+@pytest.mark.parametrize("method", ["hqq", "exl2", "bitsandbytes"])
 def test_other_quantizations_are_refused_before_torch_is_loaded(
     made: Callable[[str], Path], tmp_path: Path, method: str, cli: Callable[..., Ended]
 ) -> None:
@@ -223,4 +223,5 @@ def test_other_quantizations_are_refused_before_torch_is_loaded(
     (folder / "config.json").write_text(json.dumps(config))
     ended = cli("model=checkpoint", f"model.path={folder}", "inputs=random")
     assert (ended.exit, len(ended.err.strip().splitlines())) == (2, 1), ended.err
-    assert f"quantised by {method}, which is not read: give the checkpoint" in ended.err
+    assert f"quantised by {method}, which is not read: auto-round, awq" in ended.err
+    assert "are: give the checkpoint that it was quantised from." in ended.err

@@ -37,6 +37,7 @@ BENCHMARKS = {
     ],
     "logits": [("--models llama --slips 0.3 --ways 'tp 2'", "| verdict |  | 0 of 2 | 30.0% |")],
     "mutations": [("--count 3 --seed 1", "Unforeseen faults")],
+    "packing": [("--rounds 1 --rows 128 --columns 256 --matrices 2", "| awq | 0 | 1 |")],
     "reference": [("--tiny --rounds 1 --cases 'one block'", "| one block | this |")],
     "small": [("--rounds 1 --uncounted 0 --cases blocks --layers 2", "| 2 x 50 | this |")],
     "store": [("--runs 3", "| job=gc |")],
