@@ -233,7 +233,7 @@ def test_a_port_without_weights_where_there_are_none() -> None:
     from layerparity.ports.opening import open_port
 
     held = {"model.layers.0.x": None}
-    assets = SimpleNamespace(checkpoint=SimpleNamespace(tensors=held, weights=held))
+    assets = SimpleNamespace(checkpoint=SimpleNamespace(tensors=held, stored=held))
     assert list(open_port._load_problems({}, assets, "lm_head")) == []
     assert list(open_port._load_problems({}, assets, "layers.0.mlp")) != []
 

@@ -376,6 +376,8 @@ def test_every_weight_finding_is_kept_as_data_and_said() -> None:
         f"golden: {MODULE} of expert 0 changed by 125 %, its norm by a factor of 2.25",
         "candidate: 1 tensors were rounded from bfloat16 to float16",
         f"golden: {MODULE} was cut: 1 to 2 of 3 alone are the checkpoint's",
+        f"{MODULE} of expert 0 holds other values, of about the right spread (2.25; 1.25 is "
+        "right): unpacked in another way, or never loaded",
     ]
 
 

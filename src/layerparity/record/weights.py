@@ -28,8 +28,6 @@ class Fate(StrEnum):
     FILLED = "filled"
     FROZEN = "frozen"
     UNRELATED = "unrelated"
-    # Of packed weights of the right size: taken apart in another way, or never loaded.
-    UNPACKED = "unpacked"
     ANOTHER = "another"
     # It holds the right values, elsewhere.
     MIXED_ROWS = "mixed_rows"
@@ -44,6 +42,8 @@ class Fate(StrEnum):
     ROUNDED = "rounded"
     # A part of it is right, where a rank has its slice alone.
     SLICED = "sliced"
+    # Packed weights of the right size were taken apart in another way, or never loaded.
+    UNPACKED = "unpacked"
 
 
 _CONSTANT = {"value", "low", "high"}
