@@ -133,7 +133,7 @@ screenshots: .venv/ready
 		--constraint constraints.txt uv
 	.venv-engines/bin/python -m uv pip install --quiet --python .venv-engines/bin/python \
 		--constraint constraints.txt --overrides tests/engines/overrides.txt \
-		torch==2.13.0 --editable '.[engines]'
+		--editable '.[engines]'
 	touch $@
 
 # Exact pins for everything but torch, its CUDA packages and torch_xla, which pyproject.toml pins, and

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -89,6 +89,35 @@ def test_one_token_that_does_not_fit_refutes_a_factor() -> None:
     assert same(OUT, OUT * (1 + 1e-7), 1e-6)
     spoilt = torch.where(torch.arange(TOKENS)[:, None] == 7, 1.001 * OUT, OUT)
     assert not same(OUT, spoilt, 2.4e-4)
+
+
+def cut(values: torch.Tensor) -> torch.Tensor:
+    """Return numbers cut to bfloat16, whose last sixteen bits a float32 has more."""
+    return (values.float().view(torch.int32) & -(1 << 16)).view(torch.float32).double()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (cut, "cut to bfloat16, towards zero"),
+        # What it is computed from was cut, too, and the sum of that is off by a share.
+        (lambda x: cut(0.998 * x * (1 + 3e-3 * drawn(*x.shape))), "cut to bfloat16, towards zero"),
+        (lambda x: (0.9973 * x).bfloat16().double(), ""),
+        (lambda x: (x - 2e-3 * x.sign()).bfloat16().double(), ""),
+        (lambda x: (x * (1 + 3e-3 * drawn(*x.shape))).bfloat16().double(), ""),
+        # A factor of 2 % is what is wrong.
+        (lambda x: cut(1.02 * x), ""),
+        (lambda x: torch.full_like(x, 0.995).bfloat16().double(), ""),
+    ],
+)
+def test_what_is_cut_to_a_type_lacks_half_a_step(
+    wrong: Callable[[torch.Tensor], torch.Tensor], says: str
+) -> None:
+    local, right = "self_attn:context", drawn(64, 96)
+    sides = Values(right.bfloat16().double(), wrong(right), torch.finfo(torch.bfloat16).eps)
+    found = suspected(seen("self_attn", local, {local: sides}, facts=FACTS | {"dtype": "bfloat16"}))
+    texts = [each.sentence for each in found if each.shown and each.id == "precision"]
+    assert [says in each for each in texts] == [True] * bool(says)
 
 
 # ---------------------------------------------------------------- routers

@@ -24,7 +24,7 @@ def _at_the_site(evidence: Evidence) -> Iterator[str]:
     if evidence.values(evidence.local) is None or evidence.component in GATES:
         return
     yield "one factor for all, one constant a channel, one head or channel alone"
-    yield "a rounding of right numbers to bfloat16, float16 or an eight-bit type"
+    yield "a rounding of right numbers to bfloat16, float16 or an eight-bit type, or a cut"
 
 
 def _of_the_part(evidence: Evidence) -> Iterator[str]:

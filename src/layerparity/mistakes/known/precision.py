@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from layerparity.ground.numeral import percent
+from layerparity.ground.numeral import numeral, percent
 from layerparity.mistakes.block import CHOICES, LOGITS, WEIGHTS
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
@@ -26,6 +26,11 @@ _COARSE, _LEAST = 2.0**-6, 2.0**-12
 _VARIED = 32
 # What a hypothesis may leave of an error, where some roundings go the other way.
 _EXPLAINED = 0.1
+# Of numbers less than that part of their mean, what they are made of is off by many steps.
+_SMALL = 0.25
+# What numbers that are cut lack of a step on average, by how many standard errors that is shown,
+# by how many it may be missed, and what an error of rounding stays below, in steps.
+_CUT, _SURE, _NEAR, _ROUNDINGS = 0.5, 4.0, 3.0, 3.0
 
 
 class Precision:
@@ -38,7 +43,7 @@ class Precision:
             text = f"a part is computed in, or rounded to, a narrower type: {narrow}"
             reasons = [f"every number of the candidate is one of {narrow}, and the golden's not"]
             return Cause("precision", text, reasons, grade=SHOWN)
-        coarse = (_coarse_norm, _coarse_router, _coarse_attention)
+        coarse = (_coarse_norm, _coarse_router, _coarse_attention, _cut)
         return next(filter(None, (each(evidence) for each in coarse)), None)
 
 
@@ -131,6 +136,45 @@ def _coarse_attention(evidence: Evidence) -> Cause | None:
     reasons = [
         f"attention of its own queries, keys and values, {what} rounded to {kind}, gives its "
         f"numbers but for {percent(left[0][0])} of the error"
+    ]
+    return Cause("precision", text, reasons, grade=SHOWN)
+
+
+def _cut(evidence: Evidence) -> Cause | None:
+    """Return the cause where numbers lack half a step of their type, whatever share that is.
+
+    A step is as large for all numbers between two powers of 2, of which a factor takes the less the
+    smaller they are, and a constant the same of all. They are fitted at once: what is cut before
+    lowers the result by a factor.
+    """
+    own = evidence.values(evidence.local)
+    narrow = getattr(torch, evidence.facts.get("dtype", ""), None)
+    if own is None or narrow not in _NARROW or not own.candidate.isfinite().all():
+        return None
+    eps, size = torch.finfo(narrow).eps, float(own.golden.square().mean().sqrt())
+    large = own.golden.abs() > _SMALL * size
+    golden, candidate = own.golden[large], own.candidate[large]
+    off = float((candidate - golden).norm()) / max(float(golden.norm()), 1e-300)
+    if own.step != eps or not 0 < off < _ROUNDINGS * eps or len(golden) < _VARIED:
+        return None
+    step = torch.ldexp(torch.full_like(golden, eps), torch.frexp(golden).exponent - 1)
+    lacks = (golden.abs() - candidate * golden.sign()) / step
+    # What else differs is as large for all numbers, and more steps of a small one.
+    sure = (1 + (candidate - golden).square().mean() / step.square()).rsqrt()
+    others = (golden.abs() / step, size / step)
+    terms = torch.stack([sure, *(sure * each for each in others)], 1)
+    inverse = torch.linalg.pinv(terms.T @ terms, hermitian=True)
+    found = inverse @ (terms.T @ (sure * lacks))
+    left = float((sure * lacks - terms @ found).square().mean())
+    error = math.sqrt(left * float(inverse[0, 0]))
+    cut, share = found[:2].tolist()
+    if cut < _SURE * error or abs(cut - _CUT) > max(_NEAR * error, 0.1) or abs(share) > _CUT * eps:
+        return None
+    kind = str(narrow).removeprefix("torch.")
+    text = f"numbers are cut to {kind}, towards zero, and not rounded to the nearest"
+    reasons = [
+        f"large or small, they lack {numeral(cut, 2)} steps of {kind} on average (standard error "
+        f"{numeral(error, 1)}): cutting takes half a step, rounding none, and a factor a share"
     ]
     return Cause("precision", text, reasons, grade=SHOWN)
 
