@@ -58,7 +58,7 @@ OUTSIDE = {
     "vocabulary_padding_unmasked": HEAD,
 }
 # Those of other packings than FP8 are planted in tests/test_packing.py.
-PACKED = {name for name in catalogue() if name.startswith("packed_")}
+PACKED = {name for name in catalogue() if name.startswith(("packed_", "adapter_"))}
 IN_BLOCKS = sorted(set(catalogue()) - OUTSIDE.keys() - PACKED)
 
 Made = Callable[[str], Path]

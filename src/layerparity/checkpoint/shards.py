@@ -17,6 +17,7 @@ from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.header import Stored
 from layerparity.model.packed import PackedWeight
 from layerparity.model.weight_types import stays_float32
+from layerparity.numbers.pieces import LORA
 
 _ALIGNED = 8
 # Floating types that can be cast into each other: the header's name and the bytes of a number.
@@ -33,6 +34,7 @@ class Why(StrEnum):
     """What becomes of a tensor."""
 
     DEQUANTISED = "numbers times their scales"
+    ADAPTED = "with what the adapter adds"
     ROUNDED = "rounded"
     WIDENED = "widened"
     KEPT = "small: kept as it is"
@@ -57,7 +59,7 @@ class Policy:
         Raises UserError for a quantised weight that cannot be read.
         """
         if isinstance(stored, PackedWeight):
-            return self.target, Why.DEQUANTISED
+            return self.target, Why.ADAPTED if stored.dtype == LORA else Why.DEQUANTISED
         if stored.dtype in _REFUSED:
             raise UserError(
                 f"{stored.name} is stored as {stored.dtype}, and config.json does not say how it "

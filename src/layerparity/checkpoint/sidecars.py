@@ -22,7 +22,7 @@ _WEIGHTS = (".safetensors", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npy", ".npz")
 # The cache of Hugging Face keeps files as links to here, seen from a snapshot's folder.
 _BLOBS = Path("../../blobs")
-_CHANGES = (Why.DEQUANTISED, Why.ROUNDED, Why.WIDENED)
+_CHANGES = (Why.DEQUANTISED, Why.ADAPTED, Why.ROUNDED, Why.WIDENED)
 
 
 def files_to_copy(checkpoint: Checkpoint) -> tuple[list[Path], list[str]]:

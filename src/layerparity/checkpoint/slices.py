@@ -163,4 +163,6 @@ def _exact(part: TensorSlice, where: torch.Tensor, filler: Filler) -> torch.Tens
     if pieces.zeros is not None:
         numbers = numbers - pieces.wide(pieces.zeros)
     exact = numbers * pieces.wide(pieces.scales).double()
+    if pieces.added is not None:
+        exact = exact + pieces.added.product * pieces.added.factor
     return (exact.T if part.rows.weight.layout.turned else exact)[where]

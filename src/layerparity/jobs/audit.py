@@ -41,6 +41,11 @@ def run(config: Config) -> Exit:
     from layerparity.report.audit import sentences, summary, tables
     from layerparity.tracking.opening import open_store
 
+    if config.model.adapter:
+        raise UserError(
+            "job=audit looks at what a checkpoint stores",
+            "leave model.adapter out; job=run holds an adapter against its weights.",
+        )
     keep_torch_xla_out()
     checkpoint = open_checkpoint(config.model)
     say_loading(config)

@@ -26,6 +26,7 @@ from layerparity.mistakes.cause import Evidence
 from layerparity.mistakes.fault import Fault
 from layerparity.mistakes.replayed import Replayed, Replays, Trial
 from layerparity.mistakes.values import ENOUGH, Values
+from layerparity.numbers.pieces import LORA
 from layerparity.record.guilt import Guilt
 from layerparity.record.source import RunSource
 from layerparity.record.weights import WeightFinding
@@ -176,7 +177,7 @@ def with_replays(
 def _are_packed(findings: Sequence[WeightFinding], golden: RunSet) -> bool:
     """Say whether weights are wrong that are stored packed, in a way that has no name yet."""
     held = (s.effective.get(e.stage, {}).get(e.name) for e in findings for s in golden.sources)
-    packed = any(each is not None and each.stored in LARGEST for each in held)
+    packed = any(each is not None and each.stored in (*LARGEST, LORA) for each in held)
     return packed and not any(each.lacks for each in findings)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # The keys that say which model it was; what is to be fetched is no part of it.
-_WHICH = ("name", "path", "revision", "subfolder", "shipped", "architecture")
+_WHICH = ("name", "path", "revision", "subfolder", "adapter", "shipped", "architecture")
 
 
 @dataclass(frozen=True)

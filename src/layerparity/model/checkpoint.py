@@ -13,13 +13,14 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import refuse_pointer, text_digest
 from layerparity.ground.parse import parse_json
 from layerparity.model import weight_types
+from layerparity.model.adapter import LoraAdapter
 from layerparity.model.architecture import usual_names, with_sizes
 from layerparity.model.contradiction import contradiction
 from layerparity.model.header import Header, Stamp, Stored, read_header, stamp
 from layerparity.model.packed import PackedWeight
 from layerparity.model.packing import Unpacked, unpack
 from layerparity.model.stage_names import StageNames, stage_of_name
-from layerparity.model.wrapped import is_wrapped, text_header, text_index, text_values
+from layerparity.model.wrapped import is_wrapped, text_header, text_index, text_name, text_values
 
 if TYPE_CHECKING:
     import torch
@@ -46,14 +47,20 @@ class Checkpoint:
     """A folder with config.json and safetensors. Nothing but headers is read until `read`.
 
     ``stages`` are those whose weights are needed; files that hold none of theirs may be missing.
-    None: all are needed. ``cure`` is what brings a missing file. Raises UserError where the folder
-    is missing, holds pickles or GGUF only, or a file is damaged.
+    None: all are needed. ``cure`` is what brings a missing file, ``adapter`` the folder of what is
+    added to its weights. Raises UserError where the folder is missing, holds pickles or GGUF only,
+    or a file is damaged.
     """
 
     def __init__(
-        self, folder: Path, stages: Sequence[str] | None = None, cure: str = "fetch it."
+        self,
+        folder: Path,
+        stages: Sequence[str] | None = None,
+        cure: str = "fetch it.",
+        adapter: Path | None = None,
     ) -> None:
         self.folder, self.stages, self.cure = folder, stages, cure
+        self.adapter = None if adapter is None else LoraAdapter.of(adapter)
         if not folder.is_dir():
             raise UserError(f"No checkpoint folder at {folder}", "give model.path=<folder>.")
         if not (folder / "config.json").is_file():
@@ -70,11 +77,11 @@ class Checkpoint:
         """Say whether all tensors were listed, with none absent, and no file has changed since."""
         if "stored" not in vars(self) or self.absent:
             return False
-        read = {header.file: header.stamp for header in self.headers}
+        read = {header.file for header in self.headers}
         try:
-            changed = [file for file in read if stamp(file.stat()) != read[file]]
-            here = read.keys() if self.index else set(self.folder.glob(_SAFETENSORS))
-            return not changed and here == read.keys() and self._marked() == self._marks
+            changed = any(stamp(each.file.stat()) != each.stamp for each in self._sources)
+            here = read if self.index else set(self.folder.glob(_SAFETENSORS))
+            return not changed and here == read and self._marked() == self._marks
         except OSError:
             return False
 
@@ -112,9 +119,12 @@ class Checkpoint:
     def unpacked(self) -> Unpacked:
         """What is stored, with the packed weights put together; a part may lie in an absent file.
 
-        Raises UserError for a quantization that is not read.
+        Raises UserError for a quantization that is not read, or an adapter that does not fit.
         """
-        return unpack(self.config, self.stored, self.absent)
+        found = unpack(self.config, self.stored, self.absent)
+        if self.adapter is None:
+            return found
+        return self.adapter.merged(found, text_name if self.is_wrapped else str)
 
     @cached_property
     def stored(self) -> dict[str, Stored]:
@@ -216,7 +226,11 @@ class Checkpoint:
         """Its files, for positioned reads."""
         from layerparity.model.reading import Files
 
-        return Files({header.file: header.stamp for header in self.headers})
+        return Files({header.file: header.stamp for header in self._sources})
+
+    @property
+    def _sources(self) -> list[Header]:
+        return [*self.headers, *([self.adapter.header] if self.adapter else [])]
 
     def read(self, names: Iterable[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """Return tensors by name, on the CPU, and the hash of each one's bytes.

@@ -10,6 +10,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded
 from layerparity.ground.resources import shipped
 from layerparity.model import hub
+from layerparity.model.adapter import LoraAdapter
 from layerparity.model.checkpoint import GGUF, Checkpoint, gguf_refusal
 from layerparity.settings.model import ModelSettings
 
@@ -33,14 +34,14 @@ def describe(model: ModelSettings, stages: Sequence[str] | None = None) -> Check
     """Return the model's checkpoint, of which config.json is there, and weights may be missing."""
     if model.hub_id is not None:
         cure = f"add model.download=true, or type '{hub.command(model)}'."
-        return _opened(hub.cached(model), stages, cure)
+        return _opened(model, hub.cached(model), stages, cure)
     if model.path is not None:
         _refuse_hub_keys(model)
         folder = expanded(model.path).absolute()
         _refuse_file(folder)
-        return _opened(folder, stages)
+        return _opened(model, folder, stages)
     if model.shipped is not None:
-        return _opened(shipped("checkpoints") / model.shipped, stages)
+        return _opened(model, shipped("checkpoints") / model.shipped, stages)
     if model.architecture is not None:
         raise UserError(
             f"model={model.name} describes an architecture without weights",
@@ -54,6 +55,8 @@ def say_parts(checkpoint: Checkpoint) -> None:
     if checkpoint.is_wrapped:
         whole, part = (each["model_type"] for each in (checkpoint.written, checkpoint.config))
         console.note(f"{whole} holds a text model ({part}) beside others, which are left out")
+    if checkpoint.adapter and checkpoint.has_weights:
+        _say_adapter(checkpoint, checkpoint.adapter)
     # What words hold of a weight's shape changes nothing.
     held = checkpoint.unpacked.unused if checkpoint.has_weights else []
     unused = [each.name for each in held if not each.name.endswith("_shape")]
@@ -64,18 +67,32 @@ def say_parts(checkpoint: Checkpoint) -> None:
         )
 
 
+def _say_adapter(checkpoint: Checkpoint, adapter: LoraAdapter) -> None:
+    """Say what an adapter adds, and that it adds nothing where that is so."""
+    count = len(checkpoint.unpacked.packed)
+    ranks = " and ".join(map(str, sorted(adapter.ranks)))
+    console.note(f"{adapter.folder.name} (LoRA of rank {ranks}) is merged into {count} weights")
+    if adapter.is_idle(checkpoint.files):
+        console.note(f"{adapter.folder.name} adds nothing: all of its lora_B are zero")
+
+
 def _opened(
-    folder: Path, stages: Sequence[str] | None = None, cure: str = "fetch it."
+    model: ModelSettings,
+    folder: Path,
+    stages: Sequence[str] | None = None,
+    cure: str = "fetch it.",
 ) -> Checkpoint:
     """Return a folder's checkpoint: the last one where it is of this folder, and whole still.
 
     What was listed of it is not listed again, and whatever ``stages`` need is there. Raises
     UserError as `Checkpoint` does.
     """
+    adapter = expanded(model.adapter).absolute() if model.adapter else None
     for each in _last:
-        if each.folder == folder and each.is_whole_still():
+        own = each.adapter.folder if each.adapter else None
+        if (each.folder, own) == (folder, adapter) and each.is_whole_still():
             return each
-    _last[:] = [Checkpoint(folder, stages, cure)]
+    _last[:] = [Checkpoint(folder, stages, cure, adapter)]
     return _last[0]
 
 

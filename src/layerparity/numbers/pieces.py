@@ -1,7 +1,7 @@
 """Pieces: numbers of few bits and their scales, and the values that are made of them.
 
 A value is (number - zero point) * scale. The product is made in float32, from a scale that was
-made in float32, as the formats' own libraries make it.
+made in float32, as the formats' own libraries make it. An adapter adds to it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,21 @@ if TYPE_CHECKING:
 
 # The format of weights that a header's own type of eight bits names.
 FP8 = "F8_E4M3"
+# The format of weights that an adapter adds to.
+LORA = "LoRA"
 # Where in a word of AWQ the numbers of eight outputs in a row stand, the lowest bits first.
 AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+class Added(NamedTuple):
+    """What an adapter adds to some rows: ``factor`` times a product, float64 [row, column].
+
+    The product is of two matrices of that ``rank``.
+    """
+
+    product: torch.Tensor
+    factor: float
+    rank: int
 
 
 class Pieces(NamedTuple):
@@ -32,6 +45,7 @@ class Pieces(NamedTuple):
     order: torch.Tensor | None = None
     height: int = 1
     overall: float = 1.0
+    added: Added | None = None
 
     def wide(self, by_group: torch.Tensor) -> torch.Tensor:
         """Return ``scales`` or ``zeros`` [row or 1, group] by column: [row or 1, column]."""
@@ -41,6 +55,9 @@ class Pieces(NamedTuple):
 
     def values(self) -> torch.Tensor:
         """Return the values, float32 [row, column]; ``numbers`` are used up."""
+        if self.added is not None:
+            base = self._replace(added=None).values()
+            return base.add_((self.added.product * self.added.factor).float())
         rows, columns = self.numbers.shape
         if self.order is None and columns == self.scales.shape[1] * self.width:
             # Without a table of every number's scale, which takes as long as the rest.

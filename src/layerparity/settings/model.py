@@ -28,7 +28,8 @@ class ModelSettings:
     """conf/model: a Hugging Face folder, or an architecture without weights.
 
     ``path`` may be relative to the current directory, or ``organisation/name`` of the hub, of which
-    ``revision`` and ``subfolder`` choose a part; ``shipped`` names a checkpoint that comes with
+    ``revision`` and ``subfolder`` choose a part; ``adapter`` is the folder of a LoRA that is added
+    to its weights; ``shipped`` names a checkpoint that comes with
     layerparity; ``architecture`` holds config.json's values where there is no folder; ``prompt`` is
     what the model is asked where the command gives no prompt.
     """
@@ -41,6 +42,9 @@ class ModelSettings:
         None, "commit, branch or tag of a model of the hub", jobs=_OF_A_MODEL
     )
     subfolder: str | None = key(None, "folder within a model of the hub", jobs=_OF_A_MODEL)
+    adapter: str | None = key(
+        None, "folder of a LoRA adapter (PEFT), merged into its weights", jobs=_OF_A_MODEL
+    )
     download: bool = key(False, "fetch from the hub what the scope needs and is not here")
     shipped: str | None = key(None, "a checkpoint that comes with layerparity")
     architecture: dict[str, Any] | None = key(

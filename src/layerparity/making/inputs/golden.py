@@ -162,7 +162,7 @@ def golden_command(request: Request) -> str:
         words.append(typed("model.path", asked.path))
     else:
         words.append(typed("model", asked.name))
-    for part in ("revision", "subfolder"):
+    for part in ("revision", "subfolder", "adapter"):
         if value := getattr(asked, part):
             words.append(typed(f"model.{part}", value))
     # A golden has the noise floor of its own dtype.

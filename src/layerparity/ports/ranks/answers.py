@@ -31,7 +31,8 @@ class Answers:
     """One rank, its methods called by messages."""
 
     def __init__(self, side: type[RankSide], start: Mapping[str, Any], rank: int) -> None:
-        checkpoint = Checkpoint(Path(start["checkpoint"]), start["stages"])
+        adapter = Path(start["adapter"]) if start["adapter"] else None
+        checkpoint = Checkpoint(Path(start["checkpoint"]), start["stages"], adapter=adapter)
         family = family_of(str(checkpoint.config.get("model_type")))
         named = start["wanted"]
         wanted = SitePatterns(named["name"], tuple(named["include"]), tuple(named["exclude"]))

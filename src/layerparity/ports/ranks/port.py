@@ -59,6 +59,7 @@ class RanksPort(Port):
         """The ranks' processes, started when they are first needed."""
         if self._group is None:
             config, wanted = self.assets.config, self.assets.wanted
+            adapter = self.assets.checkpoint.adapter
             side: type[RankSide] = imported(self.side)
             group = RankGroup(
                 {
@@ -69,6 +70,7 @@ class RanksPort(Port):
                     "threads": self.threads(),
                     "checkpoint": str(self.assets.checkpoint.folder.absolute()),
                     "stages": self.assets.checkpoint.stages,
+                    "adapter": str(adapter.folder) if adapter else None,
                     "dtype": config.dtype.value,
                     "wanted": asdict(wanted),
                 },
