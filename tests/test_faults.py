@@ -353,7 +353,7 @@ def test_positions_without_padding_are_right(made_too, capsys) -> None:
 @pytest.mark.parametrize(
     ("keys", "says"),
     [
-        ({}, "port.name=NAME, one of: attention_bias_dropped, "),
+        ({}, "port.name=NAME, one of: adapter_ignored, "),
         ({"name": "router_bias"}, "Did you mean 'router_bias_dropped'?"),
         ({"name": "qk_norm_skipped", "layers": [3]}, "port.layers=[3]: give some of the layers 0"),
         ({"name": "qk_norm_skipped", "layers": []}, "port.layers=[]"),

@@ -192,6 +192,17 @@ def test_what_is_not_read_is_refused_in_a_line(packed: Callable[[str], Path], cl
         assert len(ended.err.splitlines()) == 1
 
 
+def test_a_quantization_that_no_weight_has_is_said(tmp_path: Path, cli: Cli) -> None:
+    folder = folders.llama(tmp_path / "llama")
+    config = json.loads((folder / "config.json").read_text())
+    for method in ("fp8", "awq"):
+        config["quantization_config"] = {"quant_method": method, "bits": 4}
+        (folder / "config.json").write_text(json.dumps(config))
+        ended = cli("job=plan", f"model.path={folder}")
+        assert ended.exit == 0, ended.err
+        assert f"the weights are quantised by {method}, and none is: they are taken" in ended.out
+
+
 @pytest.mark.parametrize("form", ["mxfp4", "gptq"])
 def test_a_converted_checkpoint_holds_the_same_values(
     packed: Callable[[str], Path], tmp_path: Path, cli: Cli, form: str

@@ -136,7 +136,8 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
     """
     config, scope = plan.config, plan.scope
     # A tokenizer would be refused with it, and with less to go by.
-    architecture.known_type(plan.checkpoint.config.get("model_type"))
+    said = plan.checkpoint.config
+    architecture.known_type(said.get("model_type"), said.get("architectures"))
     request = Request(
         config=config,
         model_folder=plan.checkpoint.folder,

@@ -39,7 +39,7 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     values = {key: _decoded(value) for key, value in values.items()}
     # Packed weights are given their values while they are read: the modules are the usual ones.
     settings_of({"quantization_config": values.pop("quantization_config", None)})
-    model_type = known_type(values.pop("model_type", None))
+    model_type = known_type(values.pop("model_type", None), values.get("architectures"))
     # By its own names: what an architecture makes of its sizes, it makes before it takes others.
     own = getattr(CONFIG_MAPPING[model_type], "attribute_map", {})
     values = {
@@ -52,17 +52,30 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
         raise UserError(f"config.json does not describe a {model_type}: {said[:200]}") from error
 
 
-def known_type(model_type: object) -> str:
-    """Return a model type that transformers knows. Raises UserError for any other."""
-    from transformers import CONFIG_MAPPING
+def known_type(model_type: object, classes: object = None) -> str:
+    """Return a model type that transformers knows.
 
-    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
-        raise UserError(
-            f"transformers does not know the model type '{model_type}', and code from a checkpoint "
-            "is never run",
-            "check config.json's model_type, or install a transformers that knows it.",
+    Raises UserError for any other, with the one that has the ``classes`` which config.json names.
+    """
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
+        return model_type
+    cure = "check config.json's model_type, or install a transformers that knows it."
+    named = classes if isinstance(classes, list) else []
+    known = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
+    for name in (each for each in named if isinstance(each, str) and each in known):
+        # Kimi-K2 is published so, and runs as a DeepSeek-V3 by its own instructions.
+        cure = (
+            f"its class is {name}: where it is that and nothing more, write "
+            f'"model_type": "{known[name]}" in config.json.'
         )
-    return model_type
+    raise UserError(
+        f"transformers does not know the model type '{model_type}', and code from a checkpoint "
+        "is never run",
+        cure,
+    )
 
 
 def usual_names(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from layerparity.ground.resources import shipped
 from layerparity.model import hub
 from layerparity.model.adapter import LoraAdapter
 from layerparity.model.checkpoint import GGUF, Checkpoint, gguf_refusal
+from layerparity.model.packing import settings_of
 from layerparity.settings.model import ModelSettings
 
 # The one that was opened last: each part of a sweep opens the same checkpoint.
@@ -55,10 +56,18 @@ def say_parts(checkpoint: Checkpoint) -> None:
     if checkpoint.is_wrapped:
         whole, part = (each["model_type"] for each in (checkpoint.written, checkpoint.config))
         console.note(f"{whole} holds a text model ({part}) beside others, which are left out")
-    if checkpoint.adapter and checkpoint.has_weights:
+    if not checkpoint.has_weights:
+        return
+    if checkpoint.adapter:
         _say_adapter(checkpoint, checkpoint.adapter)
+    method = settings_of(checkpoint.config).method
+    if method and not checkpoint.unpacked.packed:
+        console.note(
+            f"config.json says that the weights are quantised by {method}, and none is: they are "
+            "taken as they are stored"
+        )
     # What words hold of a weight's shape changes nothing.
-    held = checkpoint.unpacked.unused if checkpoint.has_weights else []
+    held = checkpoint.unpacked.unused
     unused = [each.name for each in held if not each.name.endswith("_shape")]
     if unused:
         console.note(
