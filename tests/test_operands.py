@@ -96,6 +96,23 @@ def test_attention_in_one_call_rounds_as_attention_in_parts(named: dict) -> None
         assert torch.allclose(found, plain, atol=5e-3)
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_cache_rounds_keys_and_values_alone(kind: torch.dtype) -> None:
+    name = str(kind).removeprefix("torch.").replace("fn", "")
+    query, key, value = values(1, 2, 5, 16), values(1, 2, 5, 16), 600 * values(1, 2, 5, 16)
+    most = torch.finfo(kind).max
+    held = [each.clamp(-most, most).to(kind).float() for each in (key, value)]
+    right = scaled_dot_product_attention(query, *held)
+    weight, given = values(8, 32), values(2, 5, 32)
+    plain = linear(given, weight)
+    with Operands(f"cache_{name}"):
+        whole = scaled_dot_product_attention(query, key, value)
+        shares = (query @ key.transpose(-2, -1) / 4).softmax(-1)
+        assert torch.allclose(whole, right, rtol=1e-5, atol=1e-4)
+        assert torch.allclose(shares @ value, right, rtol=1e-5, atol=1e-4)
+        assert torch.equal(linear(given, weight), plain)
+
+
 def test_flash_attention_adds_values_up_in_float16() -> None:
     shares = values(1, 1, 2, 300).softmax(-1)
     held = values(1, 1, 300, 4) + 1
@@ -135,5 +152,31 @@ def test_a_candidate_of_rounded_operands_is_judged_by_their_noise(cli: Run) -> N
     wrong = (*HERE, "kind=candidate", "port=fault", "port.name=qk_norm_per_head", "port.layers=[1]")
     assert cli(*wrong, "golden=rounding", "operands=[tf32]", "name=wrong").exit == Exit.OK
     ended = cli("job=compare", "golden=rounding", "candidate=wrong")
+    assert ended.exit == Exit.FAILED, ended.out
+    assert "layers.1.self_attn" in ended.out
+
+
+def test_a_candidate_with_a_cache_in_fp8_is_judged_by_its_noise(cli: Run) -> None:
+    """Unsaid it fails and is named, in bfloat16; said, it passes, and a fault fails."""
+    few = ("dtype=bfloat16", "reference.dtypes=[bfloat16]", "reference.chained=false")
+    cache = "operands=[cache_float8_e4m3]"
+    assert cli(*HERE, *few, "name=plain").exit == Exit.OK
+    assert cli(*HERE, *few, cache, "name=cached").exit == Exit.OK
+    candidate = (*HERE, "dtype=bfloat16", "kind=candidate", "port=clean", "golden=plain")
+    own = "port.name=cache_float8_e4m3 operands"
+    assert cli(*candidate, own, "name=unsaid").exit == Exit.OK
+    ended = cli("job=compare", "golden=plain", "candidate=unsaid")
+    assert ended.exit == Exit.FAILED, ended.out
+    assert "shown (" in ended.out
+    assert "keys and values are kept as cache_float8_e4m3; where that is meant" in ended.out
+
+    assert cli(*candidate, own, cache, "name=said").exit == Exit.OK
+    ended = cli("job=compare", "golden=cached", "candidate=said")
+    assert ended.exit == Exit.OK, ended.out
+
+    wrong = (*HERE, "dtype=bfloat16", "kind=candidate", "port=fault", "port.layers=[1]")
+    fault = ("port.name=qk_norm_skipped", "golden=cached", cache, "name=wrong")
+    assert cli(*wrong, *fault).exit == Exit.OK
+    ended = cli("job=compare", "golden=cached", "candidate=wrong")
     assert ended.exit == Exit.FAILED, ended.out
     assert "layers.1.self_attn" in ended.out

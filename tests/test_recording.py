@@ -204,6 +204,38 @@ def test_a_mistake_of_decode_steps_alone_is_named(
     assert failing == {f"layers.1.self_attn:out@decode.{step}" for step in (1, 2)}
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
+def test_a_cache_in_fp8_is_judged_by_its_noise_where_the_engine_says_it(
+    judged: Judge, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from transformers import DynamicCache
+
+    class EightBits(DynamicCache):
+        def update(self, *states: Any, **named: Any) -> Any:
+            held = super().update(*states, **named)
+            return tuple(each.to(torch.float8_e4m3fn).to(each.dtype) for each in held)
+
+    model = engine(made("llama"), torch.bfloat16)
+
+    def verdict_of(name: str) -> Verdict:
+        cache = EightBits(config=model.config)
+        with recording(model, to=tmp_path / name, sites="components"):
+            model(PROMPT, past_key_values=cache)
+            model(PROMPT[:, :1], past_key_values=cache)
+        return judged(tmp_path / name, made("llama"))
+
+    unsaid = verdict_of("unsaid")
+    assert (unsaid.outcome, str(unsaid.where)) == (Outcome.FAIL, "layers.0.self_attn:context")
+    # As vLLM's attention has it.
+    for layer in model.model.layers:
+        layer.self_attn.kv_cache_dtype = "fp8"
+    right = verdict_of("said")
+    assert told(tmp_path / "said")["operands"] == ["cache_float8_e4m3"]
+    assert right.outcome is Outcome.PASS, (right.where, right.counts)
+    with wrong(model, "model.layers.1.self_attn", lambda out: out * 1.05):
+        assert str(verdict_of("wrong").where) == "layers.1.self_attn:out"
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.usefixtures("no_mistakes_tried")
 def test_packed_rows_and_pairs_as_vllm_has_them(

@@ -14,8 +14,9 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from layerparity.numbers.arithmetic import Mode, Operation
 
-# Whose operands are rounded: those of all products, of weights', or of attention's.
-ALL, WEIGHTS, ATTENTION = "all", "weights", "attention"
+# Whose operands are rounded: those of all products, of weights', of attention's, or what a cache
+# holds of these: keys and values.
+ALL, WEIGHTS, ATTENTION, CACHE = "all", "weights", "attention", "cache"
 # Attention multiplies [batch, head, token, channel]; experts, batches of fewer dimensions.
 _DIMENSIONS = 4
 _OF_WEIGHTS: Set[Operation] = frozenset(
@@ -69,7 +70,7 @@ class Operands(Mode):
         first, second, *more = args
         of_weights = func in _OF_WEIGHTS
         attends = first.dim() >= _DIMENSIONS and not of_weights
-        wanted = {ALL: True, WEIGHTS: of_weights, ATTENTION: attends}[self._how.of]
+        wanted = {ALL: True, WEIGHTS: of_weights}.get(self._how.of, attends)
         # One term alone is no sum: rotary tables are made so, of positions.
         if not wanted or first.shape[-1] == 1:
             return func(*args, **named)
@@ -77,17 +78,22 @@ class Operands(Mode):
         # Probabilities are never below 0, as products of queries are.
         if attends and not bool((first < 0).any()):
             return self._summed(first, second)
-        return func(self._how.rounded(first), second, *more, **named)
+        return func(self._fresh(first), second, *more, **named)
+
+    def _fresh(self, values: torch.Tensor) -> torch.Tensor:
+        """Return what is no key and no value of a cache, [...]: rounded, where all operands are."""
+        return values if self._how.of == CACHE else self._how.rounded(values)
 
     def _summed(self, shares: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        shares, adds = self._how.rounded(shares), self._how.adds
+        shares, adds = self._fresh(shares), self._how.adds
         return shares @ values if adds is None else _added(shares, values, adds)
 
     def _attended(
         self, args: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]
     ) -> torch.Tensor:
         """Return what torch's function of that name does, [batch, head, token, channel]."""
-        query, key, value = map(self._how.rounded, args)
+        query, key, value = args
+        query, key, value = self._fresh(query), *map(self._how.rounded, (key, value))
         if named.get("enable_gqa"):
             times = query.shape[-3] // key.shape[-3]
             key, value = (each.repeat_interleave(times, -3) for each in (key, value))
@@ -113,6 +119,11 @@ def _added(shares: torch.Tensor, values: torch.Tensor, dtype: torch.dtype) -> to
 
 def _cast(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda values: values.to(dtype).to(values.dtype)
+
+
+def _clamped(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    most = torch.finfo(dtype).max
+    return lambda values: values.clamp(-most, most).to(dtype).to(values.dtype)
 
 
 def _tf32(values: torch.Tensor) -> torch.Tensor:
@@ -147,4 +158,6 @@ ROUNDED: dict[str, Rounding] = {
     "q8_k": Rounding(_packed(256, 127.0, torch.float32), WEIGHTS),
     "attention_float16": Rounding(_FLOAT16, ATTENTION),
     "flash_float16": Rounding(_FLOAT16, ATTENTION, torch.float16),
+    "cache_float8_e4m3": Rounding(_clamped(torch.float8_e4m3fn), CACHE),
+    "cache_float8_e5m2": Rounding(_clamped(torch.float8_e5m2), CACHE),
 }

@@ -7,7 +7,7 @@ library alone: it is imported where engines run.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # What the description begins with, and the version of this layout.
 KEY, VERSION = "layerparity_dump", 1
@@ -43,7 +43,8 @@ class DumpDescription:
     """What one rank recorded.
 
     ``seen`` has the key of each module's ends in the files, ``unseen`` why an end is in none, and
-    ``splits`` how the ranks hold a key, in the words of a name map (``sharded 1``).
+    ``splits`` how the ranks hold a key, in the words of a name map (``sharded 1``). ``operands``
+    are what products round theirs to, as ``operands=`` has it.
     """
 
     layerparity_dump: int
@@ -59,6 +60,7 @@ class DumpDescription:
     seen: dict[str, dict[str, str]]
     unseen: dict[str, str]
     notes: list[str]
+    operands: list[str] = field(default_factory=list)
 
 
 def description_of(rank: int) -> str:

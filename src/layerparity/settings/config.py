@@ -72,6 +72,8 @@ class Rounded(Choice):
     q8_k = "q8_k"
     attention_float16 = "attention_float16"
     flash_float16 = "flash_float16"
+    cache_float8_e4m3 = "cache_float8_e4m3"
+    cache_float8_e5m2 = "cache_float8_e5m2"
 
 
 class RunKind(Choice):

@@ -16,7 +16,7 @@ from layerparity.mistakes.kernels import core_of
 from layerparity.mistakes.norms import norm_check, one_factor_a_row
 from layerparity.mistakes.routers import GATES, SCORES, routing_of
 from layerparity.numbers.arithmetic import Operation
-from layerparity.numbers.operands import ROUNDED, Operands
+from layerparity.numbers.operands import CACHE, ROUNDED, Operands
 
 # The types that a tensor's numbers may all be of, the narrowest first.
 _NARROW = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16)
@@ -180,10 +180,11 @@ def _cut(evidence: Evidence) -> Cause | None:
 
 
 def tries(block: nn.Module) -> Iterator[Fault]:
-    """Yield a block in float32 whose products, or whose attention's, round their operands."""
+    """Yield a block whose products round their operands; of a narrower type, its cache alone."""
     weight = next(block.parameters(), None)
-    if weight is not None and weight.dtype == torch.float32:
-        yield from map(_rounding, ROUNDED)
+    for name, how in ROUNDED.items():
+        if how.of == CACHE or (weight is not None and weight.dtype == torch.float32):
+            yield _rounding(name)
 
 
 def _rounding(operands: str) -> Fault:
@@ -197,10 +198,9 @@ def _rounding(operands: str) -> Fault:
     def plant(block: nn.Module, surgery: Surgery) -> None:
         surgery.wrap(block, around)
 
-    words = (
-        f"products round their operands to {operands}; where that is meant, operands=[{operands}] "
-        "judges by it"
-    )
+    cached = ROUNDED[operands].of == CACHE
+    does = "keys and values are kept as" if cached else "products round their operands to"
+    words = f"{does} {operands}; where that is meant, operands=[{operands}] judges by it"
     return Fault(f"{operands} operands", words, "", "precision", plant=plant)
 
 

@@ -86,7 +86,8 @@ def read(given: Given) -> Captures:
     elif rows is not None:
         where = f"{given.folder}: {passes[0].file}"
         refuse_hidden(where, len(rows), sum(rows), heads.get(passes[0].file))
-    return replace(captures, splits={**said, **captures.splits}, also=also)
+    splits, operands = {**said, **captures.splits}, tuple(dumps[0].operands)
+    return replace(captures, splits=splits, also=also, operands=operands)
 
 
 def _splits(captures: Captures, dump: DumpDescription, path: Path) -> dict[Site, Split]:
