@@ -74,7 +74,18 @@ WHOLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
          "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16},
         {"vision_config": {**_QWEN_TOWER, "out_hidden_size": 64}},
     ),
+    "kimi_k25": (
+        {"model_type": "deepseek_v3", "num_key_value_heads": 4, "n_routed_experts": 4,
+         "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "kv_lora_rank": 16,
+         "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+         "head_dim": 8, "tie_word_embeddings": False},
+        {"vision_config": {**_TOWER, "pos_emb_height": 4, "pos_emb_width": 4},
+         "projection_hidden_size": 32, "tie_word_embeddings": False},
+    ),
 }  # fmt: skip
+# As its own code calls the text model, which transformers has by another name.
+_CALLED = {"kimi_k25": "kimi_k2"}
 
 
 def whole(kind: str, folder: Path, **changes: Any) -> tuple[Path, torch.Tensor]:
@@ -89,6 +100,18 @@ def whole(kind: str, folder: Path, **changes: Any) -> tuple[Path, torch.Tensor]:
         if weight.dim() == 1 and "norm" in name:
             weight.data.uniform_(0.5, 1.5)
     model.save_pretrained(folder)
+    if kind in _CALLED:
+        values = json.loads((folder / "config.json").read_text())
+        values["text_config"]["model_type"] = _CALLED[kind]
+        (folder / "config.json").write_text(json.dumps(values))
+        # transformers 5.23 renames the text model's layers with the tower's; published are layers.
+        named = load_file(folder / "model.safetensors")
+        inside = "language_model.model."
+        save_file(
+            {n.replace(f"{inside}blocks", f"{inside}layers"): each for n, each in named.items()},
+            folder / "model.safetensors",
+            {"format": "pt"},
+        )
     with torch.no_grad():
         logits: torch.Tensor = model(input_ids=IDS).logits
     return folder, logits

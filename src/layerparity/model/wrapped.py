@@ -24,6 +24,7 @@ _BEFORE = {
 # where it has none by that name, and what they take for granted that this one does not. Their
 # positions in an image are a text's where there is no image.
 _ALONE: dict[str, dict[str, object]] = {
+    "kimi_k2": {"model_type": "deepseek_v3"},
     "qwen2_5_vl_text": {"model_type": "qwen2"},
     "qwen3_vl_text": {"model_type": "qwen3"},
     "qwen3_vl_moe_text": {"model_type": "qwen3_moe", "norm_topk_prob": True},
