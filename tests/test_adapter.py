@@ -181,6 +181,24 @@ def test_a_port_that_does_not_add_it_is_named_by_its_weights(
     assert "shown" in cause and "the adapter was not added to the weights" in cause
 
 
+def test_a_run_is_that_of_its_adapter_and_of_its_settings(
+    base: Path, made: Callable[[str], tuple[Path, Path]], tmp_path: Path, cli: Cli
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(made("rslora")[0], other)
+    words = (f"model.path={base}", "inputs=random", "reference.make=false", "reuse=true")
+    here = (*words, "device_map=cpu", "backend=gpu", f"tracking.folder={tmp_path / 'runs'}")
+    said = []
+    for alpha in (None, 24, 24, 48):
+        if alpha:
+            settings = json.loads((other / CONFIG).read_text()) | {"lora_alpha": alpha}
+            (other / CONFIG).write_text(json.dumps(settings))
+        ended = cli(*here, *([f"model.adapter={other}"] if alpha else []))
+        assert ended.exit == 0, ended.err
+        said.append("Reusing run" in ended.out)
+    assert said == [False, False, True, False]
+
+
 @pytest.mark.parametrize("kind", ["plain", "whole"])
 def test_a_conversion_writes_the_merged_weights(
     base: Path, made: Callable[[str], tuple[Path, Path]], tmp_path: Path, cli: Cli, kind: str

@@ -82,7 +82,7 @@ def fingerprint_of(prepared: Prepared) -> str:
 
     Of the checkpoint's files, size and times stand for their bytes, as their headers were read.
     """
-    config = prepared.config
+    config, adapter = prepared.config, prepared.checkpoint.adapter
     # A candidate computes nothing beside itself.
     dtypes = {"dtypes": [dtype.value for dtype in config.reference.dtypes]}
     operands = {OPERANDS: [*map(str, config.operands)]} if config.operands else {}
@@ -93,7 +93,8 @@ def fingerprint_of(prepared: Prepared) -> str:
             {
                 "version": __version__,
                 "model": asdict(replace(model_print(prepared), name="")),
-                "files": [(h.file.name, *h.stamp) for h in prepared.checkpoint.headers],
+                "files": [(h.file.name, *h.stamp) for h in prepared.checkpoint.sources],
+                **({"adapter": dict(adapter.settings)} if adapter else {}),
                 "inputs": prepared.inputs.hashes(),
                 "given": sorted(str(site) for site in prepared.inputs.given),
                 "origin": prepared.inputs.origin,

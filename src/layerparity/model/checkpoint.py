@@ -13,6 +13,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import refuse_pointer, text_digest
 from layerparity.ground.parse import parse_json
 from layerparity.model import weight_types
+from layerparity.model.adapter import CONFIG as ADAPTER
 from layerparity.model.adapter import LoraAdapter
 from layerparity.model.architecture import usual_names, with_sizes
 from layerparity.model.contradiction import contradiction
@@ -79,15 +80,16 @@ class Checkpoint:
             return False
         read = {header.file for header in self.headers}
         try:
-            changed = any(stamp(each.file.stat()) != each.stamp for each in self._sources)
+            changed = any(stamp(each.file.stat()) != each.stamp for each in self.sources)
             here = read if self.index else set(self.folder.glob(_SAFETENSORS))
             return not changed and here == read and self._marked() == self._marks
         except OSError:
             return False
 
     def _marked(self) -> list[Stamp | None]:
-        """Return what tells config.json and the index from the same files after a change."""
-        files = (self.folder / "config.json", self.folder / INDEX)
+        """Return what tells settings and the index from the same files after a change."""
+        own = [self.adapter.folder / ADAPTER] if self.adapter else []
+        files = (self.folder / "config.json", self.folder / INDEX, *own)
         return [stamp(file.stat()) if file.is_file() else None for file in files]
 
     @cached_property
@@ -226,10 +228,11 @@ class Checkpoint:
         """Its files, for positioned reads."""
         from layerparity.model.reading import Files
 
-        return Files({header.file: header.stamp for header in self._sources})
+        return Files({header.file: header.stamp for header in self.sources})
 
     @property
-    def _sources(self) -> list[Header]:
+    def sources(self) -> list[Header]:
+        """What every file that is read says of itself, an adapter's too."""
         return [*self.headers, *([self.adapter.header] if self.adapter else [])]
 
     def read(self, names: Iterable[str]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
