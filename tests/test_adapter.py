@@ -19,7 +19,7 @@ from layerparity.ground.errors import UserError
 from layerparity.mistakes.fault import Surgery
 from layerparity.mistakes.hypotheses import hypotheses
 from layerparity.model.adapter import CONFIG, WEIGHTS
-from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.checkpoint import INDEX, Checkpoint
 from layerparity.numbers.pieces import LORA
 from layerparity.recording import recording
 
@@ -207,10 +207,46 @@ def test_a_conversion_writes_the_merged_weights(
     ended = cli("job=convert", f"model.path={base}", f"model.adapter={adapter}", f"to={to}")
     assert ended.exit == 0, ended.err
     assert "with what the adapter adds" in ended.out
+    # An index would tell where the rest is, and transformers looks at no index beside that file.
+    assert [each.name for each in to.glob("*.safetensors")] == ["model.safetensors"]
     own, written = Checkpoint(base, adapter=adapter), Checkpoint(to)
     assert own.tensors.keys() == written.tensors.keys()
     for name in own.tensors:
         assert torch.equal(own.value(name, written.held_as(name)), written.value(name))
+
+
+def test_a_conversion_of_other_settings_is_another(
+    base: Path, made: Callable[[str], tuple[Path, Path]], tmp_path: Path, cli: Cli
+) -> None:
+    adapter = tmp_path / "adapter"
+    shutil.copytree(made("rslora")[0], adapter)
+    words = ("job=convert", f"model.path={base}", f"model.adapter={adapter}", f"to={tmp_path}/w")
+    assert cli(*words).exit == 0
+    settings = json.loads((adapter / CONFIG).read_text()) | {"lora_alpha": 160}
+    (adapter / CONFIG).write_text(json.dumps(settings))
+    ended = cli(*words)
+    assert ended.exit == 2 and "another config.json" in ended.err
+
+
+def test_a_tied_head_and_its_embedding_are_not_changed_alone(
+    tmp_path: Path, made: Callable[[str], tuple[Path, Path]]
+) -> None:
+    tied = folders.llama(tmp_path / "tied")
+    with pytest.raises(UserError, match="the head may be the embedding"):
+        _ = Checkpoint(tied, adapter=made("whole")[0]).tensors
+
+
+def test_layers_that_are_not_here_are_not_changed(
+    base: Path, made: Callable[[str], tuple[Path, Path]], tmp_path: Path
+) -> None:
+    tensors = load_file(base / "model.safetensors")
+    here = {name: each for name, each in tensors.items() if "layers.2" not in name}
+    (tmp_path / "config.json").write_text((base / "config.json").read_text())
+    save_file(here, tmp_path / "1.safetensors")
+    files = {name: "1.safetensors" if name in here else "2.safetensors" for name in tensors}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": files}))
+    part = Checkpoint(tmp_path, ["layers.0"], adapter=made("plain")[0])
+    assert len(part.unpacked.packed) == 14
 
 
 def without(name: str) -> Callable[[dict[str, Any], dict[str, torch.Tensor]], object]:
@@ -237,6 +273,8 @@ def elsewhere(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         (without("lora_B"), "and not the two matrices of a LoRA"),
         (reshaped, "and the checkpoint [64, 64]"),
         (elsewhere, "layers.9.self_attn.q_proj.weight, which the checkpoint has not"),
+        (given(lora_alpha=None), "has no alpha for model.layers.0.self_attn.q_proj"),
+        (given(alpha_pattern={"(": 3}), "has no alpha for model.layers.0.self_attn.q_proj"),
         (given(use_dora=True), "use_dora is set: DoRA scales each row anew"),
         (given(peft_type="IA3"), "peft_type is IA3, and LoRA alone is read"),
         (given(init_lora_weights="pissa_niter_4"), "which changes the base weights"),
@@ -273,5 +311,8 @@ def test_one_that_adds_zeros_is_said_so(
     assert ended.exit == 0 and "fresh adds nothing: all of its lora_B are zero" in ended.out
     refused = cli(*words, "job=audit")
     assert refused.exit == 2 and "leave model.adapter out" in refused.err
+    unfit = cli("job=plan", f"model.path={folders.llama(tmp_path / 'narrow', hidden_size=32)}",
+                f"model.adapter={folder}")  # fmt: skip
+    assert unfit.exit == 2 and "it was trained on" in unfit.err
     none = cli(f"model.path={base}", f"model.adapter={base}", "job=plan")
     assert none.exit == 2 and "it lacks adapter_config.json" in none.err

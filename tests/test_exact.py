@@ -96,6 +96,19 @@ def cut(values: torch.Tensor) -> torch.Tensor:
     return (values.float().view(torch.int32) & -(1 << 16)).view(torch.float32).double()
 
 
+def test_noise_that_is_there_many_times_is_no_cut() -> None:
+    local, step = "self_attn:context", torch.finfo(torch.bfloat16).eps
+    found = 0
+    for _ in range(60):
+        right = drawn(1, 128)
+        wrong = (right * (1 + 4e-3 * drawn(1, 128))).bfloat16().double().repeat(32, 1)
+        sides = Values(right.bfloat16().double().repeat(32, 1), wrong, step)
+        facts = FACTS | {"dtype": "bfloat16"}
+        said = suspected(seen("self_attn", local, {local: sides}, facts=facts))
+        found += any("cut to bfloat16" in each.sentence for each in said)
+    assert found == 0
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -85,7 +85,7 @@ class Policy:
 def policy_of(checkpoint: Checkpoint, dtype: str) -> Policy:
     """Return the policy of a checkpoint that is to be written in ``dtype`` (torch's name)."""
     family = family_of(str(checkpoint.config.get("model_type")))
-    quantised = bool(checkpoint.unpacked.packed)
+    quantised = bool(checkpoint.unpacked.kinds - {LORA})
     return Policy(TARGETS[dtype], family.float32_patterns, quantised)
 
 
@@ -166,7 +166,9 @@ def plan_shards(checkpoint: Checkpoint, policy: Policy) -> list[Shard]:
         cast = dtype != stored.dtype
         size = ITEM_BYTES[dtype] * math.prod(stored.shape) if cast else stored.bytes
         tensor = PlannedTensor(stored, dtype, size, why)
-        by_file.setdefault(stored.file.name, []).append(tensor)
+        # What an adapter holds whole is written where the tensor was that it takes the place of.
+        home = checkpoint.stored.get(stored.name, stored).file.name
+        by_file.setdefault(home, []).append(tensor)
     return [Shard(name, tuple(sorted(by_file[name], key=place))) for name in sorted(by_file)]
 
 

@@ -146,7 +146,9 @@ def state_of(checkpoint: Checkpoint, shards: Sequence[Shard], dtype: str) -> Con
     layout = hashlib.sha256()
     for shard in shards:
         layout.update(shard.name.encode() + shard.header)
-    config = text_digest(json.dumps(checkpoint.config, sort_keys=True))
+    added = dict(checkpoint.adapter.settings) if checkpoint.adapter else None
+    said = [checkpoint.config, *([added] if added else [])]
+    config = text_digest(json.dumps(said if added else said[0], sort_keys=True))
     return ConversionState(source, config, dtype, layout.hexdigest())
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.site import EMBEDDING, HEAD
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import refuse_pointer
 from layerparity.ground.parse import parse_json
 from layerparity.model.header import Header, Stored, read_header
 from layerparity.model.packed import NUMBERS, Matrix, PackedWeight
+from layerparity.model.stage_names import stage_of_name
 from layerparity.numbers.pieces import LORA, Added, Pieces
 
 if TYPE_CHECKING:
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 DOWN, UP = "lora_A", "lora_B"
 _MERGE = "merge it in PEFT (merge_and_unload), save the model, and give that as model.path."
-# What PEFT puts before a model's own names, and between their parts.
+# What PEFT puts before a model's own names, and between their parts; what it keeps as it was.
 _BEFORE = "base_model.model."
-_BETWEEN = re.compile(r"\.(base_layer|original_module|modules_to_save(\.[^.]+)?)(?=\.)")
+_SAVED = re.compile(r"\.modules_to_save(\.[^.]+)?(?=\.)")
+_KEPT = re.compile(r".*\.(original_module\..*|base_layer\.weight)")
+# What PEFT takes for alpha where a folder does not say it.
+_ALPHA = 8
 _PART = re.compile(r"(?P<module>.+)\.(?P<role>lora_[AB])(\.[^.]+)?\.weight")
 # Settings of PEFT that change more than a sum, in the words of who sees them refused.
 _UNREAD = {
@@ -43,6 +48,7 @@ _UNREAD = {
     "trainable_token_indices": "some tokens alone are trained",
     "alora_invocation_tokens": "it begins at some tokens",
 }
+_FLOATING = ("F64", "F32", "F16", "BF16")
 # Ways to begin that change the base weights, which the folder does not hold.
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -121,23 +127,43 @@ class LoraAdapter:
     def _parts(self) -> dict[str, dict[str, Stored]]:
         """Its tensors by the module's name in the model and by role; whole ones as numbers."""
         parts: dict[str, dict[str, Stored]] = {}
-        for stored in self.header.tensors:
-            name = _BETWEEN.sub("", stored.name.removeprefix(_BEFORE))
+        # What was trained comes last, and counts.
+        for stored in sorted(self.header.tensors, key=lambda each: bool(_SAVED.search(each.name))):
+            name = stored.name.removeprefix(_BEFORE)
+            if _KEPT.fullmatch(name):
+                continue
+            name = _SAVED.sub("", name).replace(".base_layer.", ".")
             part = _PART.fullmatch(name)
             module, role = (part["module"], part["role"]) if part else (name, NUMBERS)
             parts.setdefault(module, {})[role] = stored
         return parts
 
-    def merged(self, found: Unpacked, own_name: Callable[[str], str | None]) -> Unpacked:
+    def merged(
+        self,
+        found: Unpacked,
+        own_name: Callable[[str], str | None],
+        absent: Collection[str],
+        *,
+        tied: bool,
+    ) -> Unpacked:
         """Return a checkpoint's tensors with what it adds to them, or puts in their place.
 
-        ``own_name`` gives a tensor's name in the text model, None of another part. Raises UserError
+        ``own_name`` gives a tensor's name in the text model, None of another part; what is
+        ``absent`` is not needed; ``tied`` says that the head may be the embedding. Raises UserError
         where the two do not fit.
         """
         tensors, packed = dict(found.tensors), dict(found.packed)
         for module, parts in self._parts.items():
             wanted = module if NUMBERS in parts else f"{module}.weight"
             name = own_name(wanted) or wanted
+            if name in absent:
+                continue
+            if tied and stage_of_name(name) in (EMBEDDING, HEAD):
+                raise UserError(
+                    f"{self.folder} changes {wanted}, and the head may be the embedding: PEFT "
+                    "changes one of the two",
+                    _MERGE,
+                )
             base = tensors.get(name)
             if base is None or isinstance(base, PackedWeight):
                 what = "the checkpoint has not" if base is None else f"is stored in {base.dtype}"
@@ -156,6 +182,9 @@ class LoraAdapter:
                 "and not the two matrices of a LoRA",
                 _MERGE,
             )
+        unread = [each for each in (base, *parts.values()) if each.dtype not in _FLOATING]
+        if unread:
+            raise UserError(f"{unread[0].name} is stored as {unread[0].dtype}", _MERGE)
         (rank, columns), (rows, inner) = parts[DOWN].shape, parts[UP].shape
         if inner != rank:
             raise UserError(
@@ -163,20 +192,24 @@ class LoraAdapter:
                 "fetch the adapter again.",
             )
         self._refuse_shape(base.name, (rows, columns), base)
-        alpha = self._pattern("alpha_pattern", module, self.settings.get("lora_alpha", rank))
         root = math.sqrt(rank) if self.settings.get("use_rslora") else rank
+        try:
+            factor = self._alpha(module) / root
+        except (TypeError, ValueError, AttributeError, ArithmeticError, re.error) as error:
+            text = f"{self.folder / CONFIG} has no alpha for {module} ({error})"
+            raise UserError(text, "fetch the adapter again.") from error
         size = base.bytes + sum(each.bytes for each in parts.values())
         return PackedWeight(
             *(base.name, base.file, LORA, base.shape, size, base.begin),
             parts={NUMBERS: base, **parts},
-            layout=AdaptedLayout(alpha / root),
+            layout=AdaptedLayout(factor),
         )
 
-    def _pattern(self, key: str, module: str, usual: float) -> float:
-        """Return what a table of the settings has for a module, by regular expressions."""
-        table = self.settings.get(key) or {}
+    def _alpha(self, module: str) -> float:
+        """Return alpha of a module, for which a table may have one by a regular expression."""
+        table = self.settings.get("alpha_pattern") or {}
         fits = (value for name, value in table.items() if re.match(rf"(.*\.)?({name})$", module))
-        return float(next(fits, usual))
+        return float(next(fits, self.settings.get("lora_alpha", _ALPHA)))
 
     def _refuse_shape(self, name: str, shape: tuple[int, ...], base: Stored) -> None:
         if shape != base.shape:

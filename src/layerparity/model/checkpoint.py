@@ -126,7 +126,12 @@ class Checkpoint:
         found = unpack(self.config, self.stored, self.absent)
         if self.adapter is None:
             return found
-        return self.adapter.merged(found, text_name if self.is_wrapped else str)
+        # What config.json does not say, an architecture may take for granted.
+        known = {*found.tensors, *self.absent}
+        apart = any(stage_of_name(name) == HEAD for name in known)
+        tied = not apart or self.config.get("tie_word_embeddings", True) is not False
+        own_name = text_name if self.is_wrapped else str
+        return self.adapter.merged(found, own_name, self.absent, tied=tied)
 
     @cached_property
     def stored(self) -> dict[str, Stored]:
@@ -219,7 +224,7 @@ class Checkpoint:
     def has_weights(self) -> bool:
         """Whether every file of it is there, with a header that can be read."""
         try:
-            return bool(self.tensors)
+            return bool(self.stored)
         except UserError:
             return False
 

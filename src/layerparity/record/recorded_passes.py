@@ -376,6 +376,6 @@ def _engine(model: nn.Module) -> tuple[str, str]:
 
 
 def _operands(model: nn.Module) -> list[str]:
-    """Return what the caches of attention keep keys and values in, where vLLM says it."""
-    kinds = (getattr(each, "kv_cache_dtype", None) for each in model.modules())
-    return sorted({_CACHES[each] for each in kinds if isinstance(each, str) and each in _CACHES})
+    """Return what all caches of attention keep keys and values in, where vLLM says it."""
+    kinds = {getattr(each, "kv_cache_dtype", None) for each in model.modules()} - {None}
+    return [_CACHES[each] for each in kinds if len(kinds) == 1 and each in _CACHES]

@@ -152,8 +152,10 @@ def _cut(evidence: Evidence) -> Cause | None:
     if own is None or narrow not in _NARROW or not own.candidate.isfinite().all():
         return None
     eps, size = torch.finfo(narrow).eps, float(own.golden.square().mean().sqrt())
-    large = own.golden.abs() > _SMALL * size
-    golden, candidate = own.golden[large], own.candidate[large]
+    # A prompt that is there twice says nothing twice.
+    both = torch.stack([own.golden.flatten(1), own.candidate.flatten(1)], 1).unique(dim=0)
+    large = both[:, 0].abs() > _SMALL * size
+    golden, candidate = both[:, 0][large], both[:, 1][large]
     off = float((candidate - golden).norm()) / max(float(golden.norm()), 1e-300)
     if own.step != eps or not 0 < off < _ROUNDINGS * eps or len(golden) < _VARIED:
         return None
