@@ -40,7 +40,12 @@ def prepared(config: Config = GOLDEN, **changes: Any) -> Any:
     header = SimpleNamespace(file=Path("a.safetensors"), stamp=(1024, 77))
     inputs = {"hashes": lambda: {"token_ids": "t"}, "given": ["layers.1:in"], "origin": "o"}
     whole: dict[str, dict[str, Any]] = {
-        "checkpoint": {"config": {"model_type": "m"}, "config_digest": "d", "headers": [header]},
+        "checkpoint": {
+            "config": {"model_type": "m"},
+            "config_digest": "d",
+            "sources": [header],
+            "adapter": None,
+        },
         "inputs": {**inputs, "values_of": ()},
         "scope": {"stages": ("layers.1",)},
         "backend": {
@@ -68,8 +73,11 @@ OTHERS = {
     "the sites that are stored": prepared(wanted=SitePatterns("blocks", (":out",))),
     "the sites that are not": prepared(wanted=SitePatterns("default", (":in", ":out"), ("x",))),
     "the model": prepared(checkpoint__config_digest="other"),
+    "what is added to it": prepared(
+        checkpoint__adapter=SimpleNamespace(settings={"lora_alpha": 8})
+    ),
     "its weights": prepared(
-        checkpoint__headers=[SimpleNamespace(file=Path("a.safetensors"), stamp=(1024, 78))]
+        checkpoint__sources=[SimpleNamespace(file=Path("a.safetensors"), stamp=(1024, 78))]
     ),
     "the tokens": prepared(inputs__hashes=lambda: {"token_ids": "u"}),
     "where they are fed": prepared(inputs__given=["layers.2:in"]),

@@ -31,6 +31,7 @@ def opened(count: int = 2, **keys: str) -> Iterator[RankGroup]:
             "threads": 1,
             "checkpoint": str(ROOT / "checkpoints/tiny_minimax_m2"),
             "stages": None,
+            "adapter": None,
             "dtype": "float32",
             "wanted": asdict(SitePatterns("default", ("*",))),
         },
