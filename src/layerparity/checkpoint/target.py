@@ -146,9 +146,8 @@ def state_of(checkpoint: Checkpoint, shards: Sequence[Shard], dtype: str) -> Con
     layout = hashlib.sha256()
     for shard in shards:
         layout.update(shard.name.encode() + shard.header)
-    added = dict(checkpoint.adapter.settings) if checkpoint.adapter else None
-    said = [checkpoint.config, *([added] if added else [])]
-    config = text_digest(json.dumps(said if added else said[0], sort_keys=True))
+    said = [checkpoint.config, *([checkpoint.adapter.settings] if checkpoint.adapter else [])]
+    config = text_digest("".join(json.dumps(each, sort_keys=True) for each in said))
     return ConversionState(source, config, dtype, layout.hexdigest())
 
 

@@ -377,5 +377,5 @@ def _engine(model: nn.Module) -> tuple[str, str]:
 
 def _operands(model: nn.Module) -> list[str]:
     """Return what all caches of attention keep keys and values in, where vLLM says it."""
-    kinds = {getattr(each, "kv_cache_dtype", None) for each in model.modules()} - {None}
+    kinds = {str(getattr(each, "kv_cache_dtype", "")) for each in model.modules()} - {""}
     return [_CACHES[each] for each in kinds if len(kinds) == 1 and each in _CACHES]
