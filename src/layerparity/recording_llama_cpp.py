@@ -28,7 +28,7 @@ from layerparity.record.recorded_passes import empty_folder
 # A function that llama.cpp calls before it computes a tensor (does one want it?) and after it.
 Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 # All that stand for something, but what has the square of the number of tokens.
-_NAME = re.compile(r"(?!kq[-_])\w+-\d+|(?:inp_)?embd|result_\w+", re.ASCII)
+_NAME = re.compile(r"(?!kq[-_])\w+-\d+|(?:inp_)?embd|inp_scaled|result_\w+", re.ASCII)
 _UNKNOWN = "this library lays tensors out in a way unknown here: dump them in C++."
 # What the CPU's kernels round the other operand to, by the type of the first: `vec_dot_type` of
 # ggml-cpu.c. Others are packed in groups of 256.
@@ -110,10 +110,11 @@ class _Graph:
         try:
             name = self._name(tensor).decode()
             if asked:
+                # By whatever begins the graph: names of blocks come again within it.
+                self._first = self._first or name
                 self._over |= bool(self.held) and name == self._first
                 self._note_operands(tensor)
                 return not self._over and _NAME.fullmatch(name) is not None
-            self._first = self._first or name
             self.held[name] = self._read(tensor, name)
         except Exception as error:
             self.error, self._over = error, True

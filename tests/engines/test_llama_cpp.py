@@ -8,16 +8,19 @@ from __future__ import annotations
 import ctypes
 import json
 from collections.abc import Callable
-from ctypes import c_char, c_int8, c_int32, c_uint32, c_void_p
+from ctypes import c_char, c_int8, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from importlib.metadata import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, Ended
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
-from gguf_files import F32, KINDS, Q8, changed, rounded, write
+from gguf_files import F32, KINDS, Q8, any_blocks, changed, write
+from gguf_small import MAKE, YARN
 from real_engines import FAULTS, checkpoint, judged
 from real_engines import IDS as LLAMA_IDS
 
@@ -160,16 +163,16 @@ def test_a_right_minimax_m2_passes(cli: Cli, tmp_path: Path) -> None:
 def test_its_kernels_are_judged_by_what_they_round(
     cli: Cli, tmp_path: Path, kind: Any, usual: bool
 ) -> None:
-    """Weights of this kind are worth what the checkpoint holds; activations are rounded, too."""
-    same = TINY if kind is F32 else rounded(TINY, tmp_path / "rounded", kind)
-    folder = recorded(write(same, tmp_path / "a.gguf", kind), tmp_path / "right", IDS, usual=usual)
-    verdict, said = verdict_of(cli, folder, IDS, *of(same))
+    """The file is its own golden; activations are rounded, too."""
+    file = write(TINY, tmp_path / "a.gguf", kind)
+    folder = recorded(file, tmp_path / "right", IDS, usual=usual)
+    verdict, said = verdict_of(cli, folder, IDS, *of(file))
     assert verdict.outcome is Outcome.PASS, said
     assert ("round their operands to" in said) is (usual or kind is not F32)
 
-    wrong = changed(same, tmp_path / "wrong", "model.layers.3.self_attn.v_proj.weight", 1.1)
+    wrong = changed(TINY, tmp_path / "wrong", "model.layers.3.self_attn.v_proj.weight", 1.1)
     folder = recorded(write(wrong, tmp_path / "b.gguf", kind), tmp_path / "bad", IDS, usual=usual)
-    verdict, said = verdict_of(cli, folder, IDS, *of(same))
+    verdict, said = verdict_of(cli, folder, IDS, *of(file))
     assert verdict.outcome is Outcome.FAIL, said
     assert str(verdict.where) == "layers.3.self_attn.v_proj:out", said
 
@@ -179,6 +182,69 @@ def test_activations_are_packed_as_the_format_packs_weights() -> None:
     packed = torch.from_numpy(dequantize(quantize(given.numpy(), Q8), Q8))
     # Ties go to even here and away from 0 there: one in very many.
     assert float((ROUNDED["q8_0"].rounded(given) == packed).double().mean()) > 0.999
+
+
+def packed(held: np.ndarray, kind: Any) -> np.ndarray:
+    """Return a tensor's numbers in a type, as ggml packs them."""
+    if kind in (F32, GGMLQuantizationType.F16):
+        return any_blocks(held, kind)
+    held = np.ascontiguousarray(held, np.float32)
+    numbers, size = GGML_QUANT_SIZES[kind]
+    columns = held.shape[-1]
+    into = np.empty((*held.shape[:-1], columns // numbers * size), np.uint8)
+    given = (c_int32, c_void_p, c_void_p, *([c_int64] * 3), c_void_p)
+    made = _c("ggml_quantize_chunk", c_size_t, *given)
+    rows = held.size // columns
+    assert made(kind, held.ctypes.data, into.ctypes.data, 0, rows, columns, None) == into.nbytes
+    return into
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        ("llama", "Q4_K"),
+        ("llama", "Q6_K"),
+        ("qwen2", "Q4_0"),
+        ("qwen3", "F32"),
+        ("qwen3_moe", "Q4_K"),
+        ("minimax_m2", "Q6_K"),
+        ("gpt_oss", "MXFP4"),
+        ("gemma3_text", "Q8_0"),
+    ],
+)
+def test_every_architecture_is_what_llama_cpp_takes_it_for(
+    cli: Cli, tmp_path: Path, family: str, kind: str
+) -> None:
+    """The file alone says what the model is, and its tensors are packed by ggml."""
+    model = MAKE[family](tmp_path / family)
+    keys = YARN if family == "gpt_oss" else {}
+    file = write(model, tmp_path / "a.gguf", GGMLQuantizationType[kind], keys=keys, packed=packed)
+    folder = recorded(file, tmp_path / "folder", LLAMA_IDS)
+    verdict, said = verdict_of(cli, folder, LLAMA_IDS, *of(file))
+    assert verdict.outcome is Outcome.PASS, said
+    assert verdict.whole.outcome is Outcome.PASS, said
+
+    wrong = changed(model, tmp_path / "wrong", "model.layers.1.self_attn.v_proj.weight", 1.1)
+    bad = write(wrong, tmp_path / "b.gguf", GGMLQuantizationType[kind], keys=keys, packed=packed)
+    verdict, said = verdict_of(
+        cli, recorded(bad, tmp_path / "bad", LLAMA_IDS), LLAMA_IDS, *of(file)
+    )
+    assert verdict.outcome is Outcome.FAIL, said
+    assert str(verdict.where) == "layers.1.self_attn.v_proj:out", said
+
+
+def test_its_rotation_of_gpt_oss_is_another(cli: Cli, tmp_path: Path) -> None:
+    """YaRN's band has whole edges in llama.cpp, and has not in the model as published."""
+    model = MAKE["gpt_oss"](tmp_path / "model")
+    file = write(model, tmp_path / "a.gguf", keys=YARN)
+    folder = recorded(file, tmp_path / "folder", LLAMA_IDS)
+    verdict, said = verdict_of(cli, folder, LLAMA_IDS, *of(file))
+    assert str(verdict.where) == "layers.0.self_attn:context", said
+    config = json.loads((model / "config.json").read_text())
+    config["rope_parameters"] = {**config["rope_parameters"], "truncate": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    verdict, said = verdict_of(cli, folder, LLAMA_IDS, *of(file))
+    assert verdict.outcome is Outcome.PASS, said
 
 
 def test_quantised_weights_fail_beside_the_ones_they_were(cli: Cli, tmp_path: Path) -> None:

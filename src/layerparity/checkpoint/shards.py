@@ -167,7 +167,7 @@ def plan_shards(checkpoint: Checkpoint, policy: Policy) -> list[Shard]:
         size = ITEM_BYTES[dtype] * math.prod(stored.shape) if cast else stored.bytes
         tensor = PlannedTensor(stored, dtype, size, why)
         # What an adapter holds whole is written where the tensor was that it takes the place of.
-        home = checkpoint.stored.get(stored.name, stored).file.name
+        home = checkpoint.stored.get(stored.name, stored).file.with_suffix(".safetensors").name
         by_file.setdefault(home, []).append(tensor)
     return [Shard(name, tuple(sorted(by_file[name], key=place))) for name in sorted(by_file)]
 

@@ -20,6 +20,7 @@ _SINGLE = "model.safetensors"
 # Weights in whatever format, and lists of them: the result has its own.
 _WEIGHTS = (".safetensors", ".h5", ".msgpack", ".onnx", ".gguf", ".index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".npy", ".npz")
+_TOKENIZER = "tokenizer*.json"
 # The cache of Hugging Face keeps files as links to here, seen from a snapshot's folder.
 _BLOBS = Path("../../blobs")
 _CHANGES = (Why.DEQUANTISED, Why.ADAPTED, Why.ROUNDED, Why.WIDENED)
@@ -29,9 +30,11 @@ def files_to_copy(checkpoint: Checkpoint) -> tuple[list[Path], list[str]]:
     """Return the files to copy, and the names of what is left out: folders, pickles, foreign links.
 
     A link is followed only inside the checkpoint's folder, or to where the Hugging Face cache keeps
-    the files of its snapshots.
+    the files of its snapshots. Of a folder that is no model's the tokenizer alone is copied.
     """
     source, copied, omitted = checkpoint.folder, [], []
+    if not (source / CONFIG).is_file():
+        return sorted(each for each in source.glob(_TOKENIZER) if each.is_file()), []
     homes = (source.resolve(), (source.absolute() / _BLOBS).resolve())
     shards = (stored.file.name for stored in checkpoint.stored.values())
     converted = {INDEX, CONFIG, REPORT, *shards}

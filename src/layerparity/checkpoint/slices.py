@@ -42,6 +42,11 @@ class PackedRows(NamedTuple):
         matrix = Matrix(self.weight, self.matrix, filler.read)
         return self.weight.layout.pieces(matrix, self.first, self.rows)
 
+    def values(self, filler: Filler) -> torch.Tensor:
+        """Return their values, float32 [row, column]."""
+        matrix = Matrix(self.weight, self.matrix, filler.read)
+        return self.weight.layout.values(matrix, self.first, self.rows)
+
 
 @dataclass(frozen=True)
 class TensorSlice:
@@ -77,7 +82,7 @@ def slices(tensor: PlannedTensor, limit: int = SLICE_BYTES) -> Iterator[TensorSl
 
 
 def _packed_slices(weight: PackedWeight, dtype: str, limit: int) -> Iterator[TensorSlice]:
-    rows, columns = weight.shape[-2:]
+    rows, columns = weight.matrix
     layout = weight.layout
     step = max(limit // max(columns * ITEM_BYTES[dtype] * layout.step, 1), 1) * layout.step
     for matrix in range(weight.matrices if math.prod(weight.shape) else 0):
@@ -110,7 +115,7 @@ def slice_values(wanted: TensorSlice, filler: Filler, pool: PagePool) -> torch.T
     if wanted.rows is None:
         filler.fill(wanted.stored, into)
     else:
-        values = wanted.rows.pieces(filler).values()
+        values = wanted.rows.values(filler)
         into.copy_(values.T if wanted.rows.weight.layout.turned else values)
     if wanted.narrows:
         _refuse_overflow(wanted, into, filler)
@@ -158,11 +163,5 @@ def _exact(part: TensorSlice, where: torch.Tensor, filler: Filler) -> torch.Tens
         stored = torch.empty(part.stored.shape, dtype=DTYPES[part.stored.dtype])
         filler.fill(part.stored, stored)
         return stored[where].double()
-    pieces = part.rows.pieces(filler)
-    numbers = pieces.numbers.double()
-    if pieces.zeros is not None:
-        numbers = numbers - pieces.wide(pieces.zeros)
-    exact = numbers * pieces.wide(pieces.scales).double()
-    if pieces.added is not None:
-        exact = exact + pieces.added.product * pieces.added.factor
+    exact = part.rows.pieces(filler).exact()
     return (exact.T if part.rows.weight.layout.turned else exact)[where]

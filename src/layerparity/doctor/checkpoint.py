@@ -89,7 +89,7 @@ def check_tokenizer(config: Config) -> Iterator[Result]:
     if checkpoint.has_weights:
         checkpoint.refuse_other_sizes()
     try:
-        answer = probe.ask(__name__, "count_tokens", str(checkpoint.folder))
+        answer = probe.ask(__name__, "count_tokens", str(checkpoint.tokenizer_home))
     except probe.NoAnswerError as error:
         answer = {"refused": f"reading it gave {error}" if error.too_slow else str(error)}
         answer["cure"] = TOO_SLOW if error.too_slow else _NO_TOKENIZER

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground import console
 from layerparity.ground.errors import Exit, UserError
+from layerparity.ground.program import program
+from layerparity.ground.quoting import typed
 from layerparity.machine.device import keep_torch_xla_out
 from layerparity.making.terminal import say_loading
 from layerparity.model.checkpoint import Checkpoint
@@ -48,6 +50,12 @@ def run(config: Config) -> Exit:
         )
     keep_torch_xla_out()
     checkpoint = open_checkpoint(config.model)
+    if checkpoint.place.is_file():
+        raise UserError(
+            f"job=audit looks at safetensors, and {checkpoint.place.name} is a GGUF file",
+            f"type '{program()} job=doctor {typed('model.path', str(checkpoint.place))}', or "
+            "convert it first (job=convert).",
+        )
     say_loading(config)
     store = open_store(config.tracking)
     audit = examine(checkpoint, config.audit.deep)

@@ -74,7 +74,7 @@ def _words(config: Config) -> Callable[[int], str]:
     from layerparity.model.tokenizer import load_tokenizer
 
     try:
-        tokenizer: Any = load_tokenizer(describe(config.model).folder)
+        tokenizer: Any = load_tokenizer(describe(config.model).tokenizer_home)
     except UserError:
         return str
     return lambda token: f"{token} {tokenizer.decode([token])!r}"

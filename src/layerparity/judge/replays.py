@@ -19,7 +19,7 @@ from layerparity.judge.references import References, SiteReference
 from layerparity.judge.rows import by_token, has_tokens, real_tokens
 from layerparity.judge.sides import RunSet
 from layerparity.judge.values import values_at
-from layerparity.judge.weights_kind import LARGEST
+from layerparity.judge.weights_kind import PACKED
 from layerparity.mistakes.block import CHOICES, WEIGHTS
 from layerparity.mistakes.catalogue import catalogue, known_fault, suspected
 from layerparity.mistakes.cause import Evidence
@@ -177,7 +177,7 @@ def with_replays(
 def _are_packed(findings: Sequence[WeightFinding], golden: RunSet) -> bool:
     """Say whether weights are wrong that are stored packed, in a way that has no name yet."""
     held = (s.effective.get(e.stage, {}).get(e.name) for e in findings for s in golden.sources)
-    packed = any(each is not None and each.stored in (*LARGEST, LORA) for each in held)
+    packed = any(each is not None and each.stored in {*PACKED, LORA} for each in held)
     return packed and not any(each.lacks for each in findings)
 
 

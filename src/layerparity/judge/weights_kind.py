@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from layerparity.numbers.pieces import IN_BLOCKS
 from layerparity.record.manifest import WeightPrint
 from layerparity.record.weights import Fate
 
@@ -17,7 +18,12 @@ LARGEST = {
     "NVFP4": (6.0, "scale"),
     "INT4": (15.0, "scale"),
     "INT8": (255.0, "scale"),
+    "Q4_0": (8.0, "scale"),
+    "Q5_0": (16.0, "scale"),
+    "Q8_0": (128.0, "scale"),
 }
+# The formats whose numbers can be unpacked wrongly.
+PACKED = {*LARGEST, *IN_BLOCKS}
 # Scales are far below 1: weights without them are larger by more than this.
 _UNSCALED = 8.0
 
@@ -76,7 +82,7 @@ def _change(expected: WeightPrint, actual: WeightPrint) -> WeightFate:
         return WeightFate("changed_value", Fate.AVERAGED, _spreads(expected, actual))
     if not related(expected, actual) and not summed(expected, actual):
         size = actual.stats["std"] / expected.stats["std"] if expected.stats["std"] else 0.0
-        if actual.stored in LARGEST and 0.5 < size < 2:
+        if actual.stored in PACKED and 0.5 < size < 2:
             return WeightFate("changed_value", Fate.UNPACKED, _spreads(expected, actual))
         return never_loaded(expected, actual)
     change = relative_change(expected, actual)

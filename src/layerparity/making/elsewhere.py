@@ -108,7 +108,7 @@ def fed(recorded: Recorded, plan: RunPlan, steps: int) -> Inputs:
     config = plan.config
     request = Request(
         config=replace(config, generate=replace(config.generate, max_new_tokens=steps)),
-        model_folder=plan.checkpoint.folder,
+        model_folder=plan.checkpoint.tokenizer_home,
         model=plan.checkpoint.config,
         stages=whole(plan),
         sites_of=plan.sites_of,

@@ -140,7 +140,7 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
     architecture.known_type(said.get("model_type"), said.get("architectures"))
     request = Request(
         config=config,
-        model_folder=plan.checkpoint.folder,
+        model_folder=plan.checkpoint.tokenizer_home,
         model=plan.checkpoint.config,
         stages=scope.stages,
         sites_of=plan.sites_of,

@@ -79,7 +79,7 @@ def texts(prepared: Prepared, files: RunFolder, tokens: Any) -> None:
     """Write and print what new tokens, int64 [batch, new tokens], say, if there is a tokenizer."""
     from layerparity.model.tokenizer import load_tokenizer, tokenizer_errors
 
-    folder = prepared.checkpoint.folder
+    folder = prepared.checkpoint.tokenizer_home
     try:
         tokenizer = load_tokenizer(folder)
         with tokenizer_errors(folder):

@@ -143,7 +143,7 @@ class Axes:
         reference = replace(prepared.config.reference, make=False)
         return Request(
             config=replace(prepared.config, reference=reference),
-            model_folder=prepared.checkpoint.folder,
+            model_folder=prepared.checkpoint.tokenizer_home,
             model=prepared.checkpoint.config,
             stages=prepared.scope.stages,
             sites_of=prepared.sites_of,

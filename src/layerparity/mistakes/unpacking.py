@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from layerparity.mistakes.fault import Fault, Surgery
-from layerparity.numbers.pieces import Pieces
+from layerparity.numbers.pieces import IN_BLOCKS, Pieces
 
 Values = Callable[[Pieces], torch.Tensor]
 INTEGERS = ("INT4", "INT8")
-EVERY = (*INTEGERS, "MXFP4", "NVFP4")
+EVERY = (*INTEGERS, "MXFP4", "NVFP4", *IN_BLOCKS)
 
 
 def unpacked_as(

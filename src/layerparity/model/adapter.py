@@ -20,7 +20,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import refuse_pointer
 from layerparity.ground.parse import parse_json
 from layerparity.model.header import Header, Stored, read_header
-from layerparity.model.packed import NUMBERS, Matrix, PackedWeight
+from layerparity.model.packed import NUMBERS, MadeOfPieces, Matrix, PackedWeight
 from layerparity.model.stage_names import stage_of_name
 from layerparity.numbers.pieces import LORA, Added, Pieces
 
@@ -54,7 +54,7 @@ _CHANGE_THE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True)
-class AdaptedLayout:
+class AdaptedLayout(MadeOfPieces):
     """How a weight and the two factors of what is added to it lie."""
 
     factor: float

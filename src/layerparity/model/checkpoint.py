@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 INDEX = "model.safetensors.index.json"
 _SAFETENSORS = "*.safetensors"
-GGUF = ".gguf"
+CONFIG = "config.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Keys that say where or how a config was written, not what the architecture is.
 _CONFIG_NOISE = {
@@ -47,9 +47,11 @@ _CONFIG_NOISE = {
 class Checkpoint:
     """A folder with config.json and safetensors. Nothing but headers is read until `read`.
 
+    ``place`` is what was opened, ``folder`` where it lies.
+
     ``stages`` are those whose weights are needed; files that hold none of theirs may be missing.
     None: all are needed. ``cure`` is what brings a missing file, ``adapter`` the folder of what is
-    added to its weights. Raises UserError where the folder is missing, holds pickles or GGUF only,
+    added to its weights. Raises UserError where the folder is missing, holds pickles only,
     or a file is damaged.
     """
 
@@ -60,14 +62,12 @@ class Checkpoint:
         cure: str = "fetch it.",
         adapter: Path | None = None,
     ) -> None:
-        self.folder, self.stages, self.cure = folder, stages, cure
+        self.place = self.folder = folder
+        self.stages, self.cure = stages, cure
         self.adapter = None if adapter is None else LoraAdapter.of(adapter)
         if not folder.is_dir():
             raise UserError(f"No checkpoint folder at {folder}", "give model.path=<folder>.")
-        if not (folder / "config.json").is_file():
-            gguf = next(folder.glob(f"*{GGUF}"), None)
-            if gguf is not None:
-                raise gguf_refusal(gguf)
+        if not (folder / CONFIG).is_file():
             raise UserError(
                 f"{folder} has no config.json: it is not a Hugging Face model folder",
                 "give another model.path.",
@@ -89,13 +89,18 @@ class Checkpoint:
     def _marked(self) -> list[Stamp | None]:
         """Return what tells settings and the index from the same files after a change."""
         own = [self.adapter.folder / ADAPTER] if self.adapter else []
-        files = (self.folder / "config.json", self.folder / INDEX, *own)
+        files = (self.folder / CONFIG, self.folder / INDEX, *own)
         return [stamp(file.stat()) if file.is_file() else None for file in files]
+
+    @cached_property
+    def said(self) -> dict[str, object]:
+        """config.json as it is."""
+        return read_json(self.folder / CONFIG)
 
     @cached_property
     def written(self) -> dict[str, Any]:
         """config.json, its sizes under their usual names."""
-        return usual_names(_read_json(self.folder / "config.json"))
+        return usual_names(self.said)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -123,7 +128,7 @@ class Checkpoint:
 
         Raises UserError for a quantization that is not read, or an adapter that does not fit.
         """
-        found = unpack(self.config, self.stored, self.absent)
+        found = self._unpack()
         if self.adapter is None:
             return found
         # What config.json does not say, an architecture may take for granted.
@@ -132,6 +137,9 @@ class Checkpoint:
         tied = not apart or self.config.get("tie_word_embeddings", True) is not False
         own_name = text_name if self.is_wrapped else str
         return self.adapter.merged(found, own_name, self.absent, tied=tied)
+
+    def _unpack(self) -> Unpacked:
+        return unpack(self.config, self.stored, self.absent)
 
     @cached_property
     def stored(self) -> dict[str, Stored]:
@@ -167,7 +175,7 @@ class Checkpoint:
         path = self.folder / INDEX
         if not path.is_file():
             return {}
-        named = _read_json(path).get("weight_map") or {}
+        named = read_json(path).get("weight_map") or {}
         if not isinstance(named, dict) or {type(file) for file in named.values()} != {str}:
             raise UserError(f"{INDEX} has no weight_map of tensors to files", "fetch it again.")
         return text_index(named) if self.is_wrapped else named
@@ -234,6 +242,11 @@ class Checkpoint:
         from layerparity.model.reading import Files
 
         return Files({header.file: header.stamp for header in self.sources})
+
+    @property
+    def tokenizer_home(self) -> Path:
+        """Where the tokenizer is read from."""
+        return self.folder
 
     @property
     def sources(self) -> list[Header]:
@@ -342,20 +355,8 @@ class Checkpoint:
                 f"{self.folder} holds a pickle checkpoint, which is never opened",
                 "convert it to safetensors first (model.save_pretrained writes them).",
             )
-        gguf = next(self.folder.glob(f"*{GGUF}"), None)
-        if gguf is not None:
-            return gguf_refusal(gguf)
         found = f"{self.folder} holds no .safetensors file"
         return UserError(found, "give another model.path.")
-
-
-def gguf_refusal(file: Path) -> UserError:
-    """Return the refusal of a GGUF file, with the way round."""
-    return UserError(
-        f"{file} is a GGUF file, and layerparity reads safetensors",
-        "give the model that it was made from, or write it as one: "
-        "AutoModelForCausalLM.from_pretrained(folder, gguf_file=name).save_pretrained(new_folder).",
-    )
 
 
 def config_digest(config: Mapping[str, Any]) -> str:
@@ -372,7 +373,8 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a file of a checkpoint holds as JSON. Raises UserError where it is no object."""
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:

@@ -137,7 +137,12 @@ class Filler:
 
 
 def _matrix(stack: torch.Tensor, number: int) -> torch.Tensor:
-    """Return one matrix [row, column] of a stack [..., row, column], uncopied."""
+    """Return one matrix [row, column] of a stack [..., row, column], uncopied.
+
+    What has one axis has rows of one number.
+    """
+    if stack.dim() == 1:
+        return stack[:, None]
     while stack.dim() > 2:
         inside = math.prod(stack.shape[1:-2])
         stack, number = stack[number // inside], number % inside

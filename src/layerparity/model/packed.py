@@ -43,6 +43,17 @@ class PackingLayout(Protocol):
     def pieces(self, matrix: Matrix, first: int, count: int) -> Pieces:
         """Return what ``count`` rows from ``first`` on are computed from."""
 
+    def values(self, matrix: Matrix, first: int, count: int) -> torch.Tensor:
+        """Return ``count`` rows from ``first`` on, float32 [row, column]."""
+
+
+class MadeOfPieces:
+    """A layout whose values are made of its pieces."""
+
+    def values(self: PackingLayout, matrix: Matrix, first: int, count: int) -> torch.Tensor:
+        """Return ``count`` rows from ``first`` on, float32 [row, column]."""
+        return self.pieces(matrix, first, count).values()
+
 
 @dataclass(frozen=True)
 class PackedWeight(Stored):
@@ -59,6 +70,12 @@ class PackedWeight(Stored):
     def matrices(self) -> int:
         """How many matrices are stacked in it."""
         return math.prod(self.shape[:-2])
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """Rows and columns of each: what has one axis has rows of one number."""
+        rows, columns = (*self.shape, 1)[:2] if len(self.shape) < 2 else self.shape[-2:]
+        return rows, columns
 
 
 @dataclass
@@ -123,22 +140,22 @@ def bands(weight: PackedWeight, read: Read) -> Iterator[Band]:
     if not math.prod(weight.shape):
         return
     layout = weight.layout
-    rows, columns = weight.shape[-2:]
+    rows, columns = weight.matrix
     for number in range(weight.matrices):
         matrix = Matrix(weight, number, read)
         if layout.turned:
-            values = layout.pieces(matrix, 0, columns).values()
+            values = layout.values(matrix, 0, columns)
             yield Band(number, 0, values.T.contiguous())
             continue
         count = max(_BAND // (4 * columns) // layout.step, 1) * layout.step
         for first in range(0, rows, count):
-            pieces = layout.pieces(matrix, first, min(count, rows - first))
-            yield Band(number, first, pieces.values())
+            values = layout.values(matrix, first, min(count, rows - first))
+            yield Band(number, first, values)
 
 
 def pieces_of(weight: PackedWeight, read: Read) -> Iterator[Pieces]:
     """Yield what each matrix is computed from; one that lies swapped is left swapped."""
-    rows = weight.shape[-1 if weight.layout.turned else -2]
+    rows = weight.matrix[weight.layout.turned]
     for number in range(weight.matrices):
         yield weight.layout.pieces(Matrix(weight, number, read), 0, rows)
 

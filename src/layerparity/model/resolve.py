@@ -11,7 +11,8 @@ from layerparity.ground.files import expanded
 from layerparity.ground.resources import shipped
 from layerparity.model import hub
 from layerparity.model.adapter import LoraAdapter
-from layerparity.model.checkpoint import GGUF, Checkpoint, gguf_refusal
+from layerparity.model.checkpoint import CONFIG, INDEX, Checkpoint
+from layerparity.model.gguf_file import SUFFIX, models_in, parts_of
 from layerparity.model.packing import settings_of
 from layerparity.settings.model import ModelSettings
 
@@ -38,9 +39,7 @@ def describe(model: ModelSettings, stages: Sequence[str] | None = None) -> Check
         return _opened(model, hub.cached(model), stages, cure)
     if model.path is not None:
         _refuse_hub_keys(model)
-        folder = expanded(model.path).absolute()
-        _refuse_file(folder)
-        return _opened(model, folder, stages)
+        return _opened(model, _place_of(expanded(model.path).absolute()), stages)
     if model.shipped is not None:
         return _opened(model, shipped("checkpoints") / model.shipped, stages)
     if model.architecture is not None:
@@ -56,6 +55,9 @@ def say_parts(checkpoint: Checkpoint) -> None:
     if checkpoint.is_wrapped:
         whole, part = (each["model_type"] for each in (checkpoint.written, checkpoint.config))
         console.note(f"{whole} holds a text model ({part}) beside others, which are left out")
+    if checkpoint.place.is_file() and not (checkpoint.folder / CONFIG).is_file():
+        name = checkpoint.place.name
+        console.note(f"no config.json is beside {name}: the architecture is what its keys say")
     if not checkpoint.has_weights:
         return
     if checkpoint.adapter:
@@ -85,13 +87,30 @@ def _say_adapter(checkpoint: Checkpoint, adapter: LoraAdapter) -> None:
         console.note(f"{adapter.folder.name} adds nothing: all of its lora_B are zero")
 
 
+def checkpoint_at(
+    place: Path,
+    stages: Sequence[str] | None = None,
+    cure: str = "fetch it.",
+    adapter: Path | None = None,
+) -> Checkpoint:
+    """Return the checkpoint of a folder of safetensors, or of a GGUF file.
+
+    Raises UserError as their classes do.
+    """
+    if place.suffix != SUFFIX:
+        return Checkpoint(place, stages, cure, adapter)
+    from layerparity.model.gguf_checkpoint import GgufCheckpoint
+
+    return GgufCheckpoint(place, stages, adapter)
+
+
 def _opened(
     model: ModelSettings,
-    folder: Path,
+    place: Path,
     stages: Sequence[str] | None = None,
     cure: str = "fetch it.",
 ) -> Checkpoint:
-    """Return a folder's checkpoint: the last one where it is of this folder, and whole still.
+    """Return the checkpoint at a place: the last one where it is of this one, and whole still.
 
     What was listed of it is not listed again, and whatever ``stages`` need is there. Raises
     UserError as `Checkpoint` does.
@@ -99,9 +118,9 @@ def _opened(
     adapter = expanded(model.adapter).absolute() if model.adapter else None
     for each in _last:
         own = each.adapter.folder if each.adapter else None
-        if (each.folder, own) == (folder, adapter) and each.is_whole_still():
+        if (each.place, own) == (place, adapter) and each.is_whole_still():
             return each
-    _last[:] = [Checkpoint(folder, stages, cure, adapter)]
+    _last[:] = [checkpoint_at(place, stages, cure, adapter)]
     return _last[0]
 
 
@@ -116,8 +135,20 @@ def _refuse_hub_keys(model: ModelSettings) -> None:
             )
 
 
-def _refuse_file(path: Path) -> None:
-    if path.suffix == GGUF and path.is_file():
-        raise gguf_refusal(path)
+def _place_of(path: Path) -> Path:
+    """Return the folder or GGUF file that a path names: of a folder with GGUF alone, its file.
+
+    Raises UserError for another file, and for a folder with several such models.
+    """
     if path.is_file():
-        raise UserError(f"model.path={path} is a file", "give the folder that it lies in.")
+        if path.suffix != SUFFIX:
+            raise UserError(f"model.path={path} is a file", "give the folder that it lies in.")
+        return parts_of(path)[0]
+    # A folder of safetensors, or of their pointers, is one whatever lies beside them.
+    if (path / INDEX).is_file() or any(path.glob("*.safetensors")):
+        return path
+    models = models_in(path) if path.is_dir() else []
+    if len(models) > 1:
+        named = ", ".join(each.name for each in models)
+        raise UserError(f"{path} has several models: {named}", f"give model.path={models[0]}.")
+    return models[0] if models else path

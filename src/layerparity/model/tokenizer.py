@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.ground.errors import UserError, memory_ran_out
+from layerparity.model.gguf_file import SUFFIX
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Return the folder's tokenizer. Raises UserError where it has none."""
+    """Return the tokenizer of a folder, or of a GGUF file. Raises UserError where it has none."""
     from transformers import AutoTokenizer
 
+    kept = {"local_files_only": True, "trust_remote_code": False}
     with tokenizer_errors(folder):
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        if folder.suffix == SUFFIX:
+            return AutoTokenizer.from_pretrained(folder.parent, gguf_file=folder.name, **kept)
+        return AutoTokenizer.from_pretrained(folder, **kept)
 
 
 @contextmanager

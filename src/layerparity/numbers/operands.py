@@ -68,8 +68,9 @@ class Operands(Mode):
         if len(args) < 2:
             args, named = (*args, *named.values()), {}
         first, second, *more = args
-        of_weights = func in _OF_WEIGHTS
-        attends = first.dim() >= _DIMENSIONS and not of_weights
+        # Experts that are stored [in, out] are multiplied as matrices.
+        of_weights = func in _OF_WEIGHTS or first.dim() < _DIMENSIONS
+        attends = not of_weights
         wanted = {ALL: True, WEIGHTS: of_weights}.get(self._how.of, attends)
         # One term alone is no sum: rotary tables are made so, of positions.
         if not wanted or first.shape[-1] == 1:

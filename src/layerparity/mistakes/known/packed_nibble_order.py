@@ -9,14 +9,14 @@ from torch import nn
 
 from layerparity.mistakes.fault import Fault
 from layerparity.mistakes.unpacking import INTEGERS, unpacked_as
-from layerparity.numbers.pieces import AWQ_PLACES, Pieces
+from layerparity.numbers.pieces import AWQ_PLACES, IN_NIBBLES, Pieces
 
 
 def _exchanged(pieces: Pieces) -> torch.Tensor:
-    """Return the values [row, column] with neighbours of a row exchanged."""
+    """Return the values [row, column] with the two numbers of each byte exchanged."""
     rows, columns = pieces.numbers.shape
-    pairs = pieces.numbers.view(rows, columns // 2, 2)
-    return pieces._replace(numbers=pairs.flip(-1).reshape(rows, columns)).values()
+    pairs = pieces.numbers.view(rows, -1, 2, pieces.apart)
+    return pieces._replace(numbers=pairs.flip(-2).reshape(rows, columns)).values()
 
 
 def _in_word_order(pieces: Pieces) -> torch.Tensor:
@@ -36,7 +36,7 @@ FAULT = unpacked_as(
     "packed_nibble_order",
     "the two four-bit numbers of each byte were unpacked in the wrong order",
     _exchanged,
-    ("INT4", "MXFP4", "NVFP4"),
+    ("INT4", "MXFP4", "NVFP4", *IN_NIBBLES),
 )
 _OTHERS = (
     unpacked_as(

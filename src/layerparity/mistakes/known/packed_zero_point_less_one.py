@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
 
 from layerparity.mistakes.fault import Fault
 from layerparity.mistakes.unpacking import INTEGERS, unpacked_as
-from layerparity.numbers.pieces import Pieces
+from layerparity.numbers.pieces import CENTRES, Pieces
 
 
 def _less_one(pieces: Pieces) -> torch.Tensor:
@@ -24,8 +25,16 @@ def _added(pieces: Pieces) -> torch.Tensor:
     return pieces._replace(zeros=zeros).values()
 
 
+def _unsigned(centre: int, pieces: Pieces) -> torch.Tensor:
+    """Return the values [row, column] of numbers that are not centred on zero."""
+    return pieces._replace(numbers=pieces.numbers + centre).values()
+
+
 FAULT = unpacked_as(
-    "packed_zero_point_less_one", "the zero points were off by one", _less_one, INTEGERS
+    "packed_zero_point_less_one",
+    "the zero points were off by one",
+    _less_one,
+    (*INTEGERS, *CENTRES),
 )
 _OTHERS = (
     unpacked_as(
@@ -33,6 +42,15 @@ _OTHERS = (
         "the zero points were added instead of subtracted",
         _added,
         INTEGERS,
+    ),
+    *(
+        unpacked_as(
+            f"packed_unsigned_{name.lower()}",
+            f"{centre} was not taken off the numbers of {name}",
+            partial(_unsigned, centre),
+            (name,),
+        )
+        for name, centre in CENTRES.items()
     ),
 )
 

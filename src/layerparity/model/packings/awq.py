@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layerparity.model.header import Stored
-from layerparity.model.packed import NUMBERS, SCALES, ZEROS, Matrix
+from layerparity.model.packed import NUMBERS, SCALES, ZEROS, MadeOfPieces, Matrix
 from layerparity.model.packing_format import (
     SCALE_TYPES,
     Format,
@@ -29,7 +29,7 @@ _BITS, _PACK = 4, 8
 
 
 @dataclass(frozen=True)
-class Awq:
+class Awq(MadeOfPieces):
     """A layout of four-bit numbers, of which ``group`` of a row share a scale."""
 
     group: int

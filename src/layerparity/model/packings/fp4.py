@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from layerparity.model.header import Stored
-from layerparity.model.packed import NUMBERS, OVERALL, SCALES, Matrix, nibbles, widened
+from layerparity.model.packed import (
+    NUMBERS,
+    OVERALL,
+    SCALES,
+    MadeOfPieces,
+    Matrix,
+    nibbles,
+    widened,
+)
 from layerparity.model.packing_format import Format, Laid, Quantization, UnfitError
 from layerparity.numbers.pieces import Pieces
 
@@ -31,7 +39,7 @@ _BLOCKS, _DIVIDED = "_blocks", "_global_scale"
 
 
 @dataclass(frozen=True)
-class Fp4:
+class Fp4(MadeOfPieces):
     """A layout of e2m1 numbers in groups; the overall scale is divided by where it ``divides``."""
 
     group: int

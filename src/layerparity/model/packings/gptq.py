@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from layerparity.model.header import Stored
-from layerparity.model.packed import NUMBERS, ORDER, SCALES, ZEROS, Matrix, unsigned
+from layerparity.model.packed import NUMBERS, ORDER, SCALES, ZEROS, MadeOfPieces, Matrix, unsigned
 from layerparity.model.packing_format import (
     SCALE_TYPES,
     Format,
@@ -26,7 +26,7 @@ _WORD = 32
 
 
 @dataclass(frozen=True)
-class Gptq:
+class Gptq(MadeOfPieces):
     """A layout of numbers of so many bits; ``less`` is what a stored zero point lacks."""
 
     bits: int

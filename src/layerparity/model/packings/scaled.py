@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from layerparity.ground.errors import UserError
 from layerparity.model.header import Stored
-from layerparity.model.packed import NUMBERS, SCALES, ZEROS, Matrix, widened
+from layerparity.model.packed import NUMBERS, SCALES, ZEROS, MadeOfPieces, Matrix, widened
 from layerparity.model.packing_format import (
     SCALE_TYPES,
     Format,
@@ -33,7 +33,7 @@ Block = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Scaled:
+class Scaled(MadeOfPieces):
     """A layout of numbers that share a scale in blocks of so many rows and columns."""
 
     block: Block

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from layerparity.model.header import Stored
-from layerparity.model.packed import NUMBERS, ORDER, SCALES, ZEROS, Matrix, unsigned
+from layerparity.model.packed import NUMBERS, ORDER, SCALES, ZEROS, MadeOfPieces, Matrix, unsigned
 from layerparity.model.packing_format import (
     SCALE_TYPES,
     Format,
@@ -24,7 +24,7 @@ _WORD = 32
 
 
 @dataclass(frozen=True)
-class Words:
+class Words(MadeOfPieces):
     """A layout of numbers of so many bits, of which ``group`` of a row share a scale."""
 
     bits: int

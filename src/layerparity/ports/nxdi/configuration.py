@@ -43,13 +43,15 @@ class Described:
     nested: tuple[str, ...]
 
     @classmethod
-    def of(cls, folder: Path, config: Values, own: Values) -> Described:
-        """Return what a folder's ``config`` says, with the user's ``own`` keys in front."""
+    def of(cls, said: Values, config: Values, own: Values) -> Described:
+        """Return what a ``config`` says, the part of what config.json ``said`` that is the text's.
+
+        The user's ``own`` keys are in front.
+        """
         from transformers import PretrainedConfig
 
         known = read_config(config)
-        stored = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        stored = text_values(stored) if is_wrapped(stored) else stored
+        stored = dict(text_values(said) if is_wrapped(said) else said)
         said_of = {**known.to_dict(), **values_of(config), **config, **own}
         # The type is the run's, and NxDI would load its own weights from a path.
         for name in ("dtype", "torch_dtype", "_name_or_path"):

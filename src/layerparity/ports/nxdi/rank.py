@@ -93,8 +93,8 @@ class NxdiRank(RankSide):
             take_devices(self._asking)
         self._notes = _notes_of(self._asking, cpu_branch)
         self.neuron = dict(neuron_config or {})
-        folder, config = assets.checkpoint.folder, assets.checkpoint.config
-        self.described = Described.of(folder, config, model_config or {})
+        said, config = assets.checkpoint.said, assets.checkpoint.config
+        self.described = Described.of(said, config, model_config or {})
         self.names = dict(names or {})
         self.sizes = sizes_of(config)
         self.experts = ExpertGroups(self.sizes.experts, assets.count, expert_groups)

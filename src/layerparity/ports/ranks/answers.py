@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.family import family_of
 from layerparity.anatomy.site import Kind, SiteSpec
 from layerparity.ground.decode import encode
-from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.resolve import checkpoint_at
 from layerparity.numbers.rank_parts import WHOLE, PartKind, RankShare
 from layerparity.ports import port_loads
 from layerparity.ports.base import Call
@@ -32,7 +32,7 @@ class Answers:
 
     def __init__(self, side: type[RankSide], start: Mapping[str, Any], rank: int) -> None:
         adapter = Path(start["adapter"]) if start["adapter"] else None
-        checkpoint = Checkpoint(Path(start["checkpoint"]), start["stages"], adapter=adapter)
+        checkpoint = checkpoint_at(Path(start["checkpoint"]), start["stages"], adapter=adapter)
         family = family_of(str(checkpoint.config.get("model_type")))
         named = start["wanted"]
         wanted = SitePatterns(named["name"], tuple(named["include"]), tuple(named["exclude"]))

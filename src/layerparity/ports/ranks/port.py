@@ -68,7 +68,7 @@ class RanksPort(Port):
                     "count": self.degree,
                     "together": side.together,
                     "threads": self.threads(),
-                    "checkpoint": str(self.assets.checkpoint.folder.absolute()),
+                    "checkpoint": str(self.assets.checkpoint.place.absolute()),
                     "stages": self.assets.checkpoint.stages,
                     "adapter": str(adapter.folder) if adapter else None,
                     "dtype": config.dtype.value,

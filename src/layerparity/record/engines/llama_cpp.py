@@ -26,11 +26,13 @@ _NAME = re.compile(
 _FEW = 4
 _TABLE: Names = {
     "inp_tokens": "embed_tokens:in",
+    "inp_scaled": "embed_tokens:out",
     "inp_embd": "embed_tokens:out",
     "embd": "embed_tokens:out",
     "attn_norm-{n}": "layers.{n}.input_layernorm:out",
     "Vcur-{n}": "layers.{n}.self_attn.v_proj:out",
     "attn_out-{n}": "layers.{n}.self_attn:out",
+    "attn_post_norm-{n}": "layers.{n}.post_attention_layernorm:out",
     "ffn_inp-{n}": "layers.{n}.post_attention_layernorm:in",
     "ffn_norm-{n}": "layers.{n}.post_attention_layernorm:out",
     "ffn_up-{n}": "layers.{n}.mlp.up_proj:out",
@@ -49,6 +51,14 @@ _TABLE: Names = {
 }
 # Whether attention's sum is seen before its projection or behind it, its name alone does not say.
 _CONTEXT: Names = {"kqv_out-{n}": "layers.{n}.self_attn:context"}
+# Where each part's output is normed before it is added, the norm before the MLP has another name.
+_NORMED_AFTER: Names = {
+    "ffn_norm-{n}": "layers.{n}.pre_feedforward_layernorm:out",
+    "sa_out-{n}": "layers.{n}.pre_feedforward_layernorm:in",
+    "ffn_post_norm-{n}": "layers.{n}.post_feedforward_layernorm:out",
+}
+# A router that takes the softmax of what it chose: its scores, with their bias, are renamed.
+_CHOSEN_FIRST: Names = {"ffn_moe_probs-{n}": "layers.{n}.mlp.gate:logits"}
 _LEFT = {
     "Qcur": "Qcur and Kcur are left out: rotated or not, and in a GGUF's own order of channels",
     "kqv_out": "kqv_out is left out: without attn_out nothing says on which side of the projection "
@@ -82,6 +92,11 @@ def read(given: Given) -> Captures:
     left = {"Qcur", "kqv_out"} & kinds
     if "attn_out" in kinds:
         table, left = {**table, **_CONTEXT}, left - {"kqv_out"}
+    if "ffn_post_norm" in kinds:
+        table |= _NORMED_AFTER
+    if {"ffn_moe_weights_softmax", "ffn_moe_probs"} <= kinds:
+        del table["ffn_moe_logits-{n}"]
+        table |= _CHOSEN_FIRST
     if not any(kind.startswith("ffn_shexp") for kind in kinds):
         # Where no expert is shared, that is all that the MLP puts out.
         table["ffn_moe_out-{n}"] = ["layers.{n}.mlp.experts:out", "layers.{n}.mlp:out"]
