@@ -202,7 +202,9 @@ def test_keys_of_the_hub_are_refused_of_a_folder(
     assert "is of a model on the hub" in ended.err
 
 
-def test_a_damaged_gguf_file_is_refused_in_a_line(tmp_path: Path, cli: Callable[..., Ended]) -> None:
+def test_a_damaged_gguf_file_is_refused_in_a_line(
+    tmp_path: Path, cli: Callable[..., Ended]
+) -> None:
     folder = tmp_path / "quantised"
     folder.mkdir()
     file = folder / "model-Q4_K_M.gguf"
