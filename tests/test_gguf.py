@@ -356,3 +356,119 @@ def test_without_its_package_it_is_refused(gguf: Made, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(UserError, match=r"package gguf, which is not installed.*pip install gguf"):
         GgufCheckpoint(file)
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "said"),
+    [
+        ("llama", {"expert_count": 0, "expert_used_count": 0}, {"model_type": "llama"}),
+        ("qwen3_moe", {"expert_shared_feed_forward_length": 0}, {"norm_topk_prob": True}),
+        ("gemma3_text", {"rope.freq_base_swa": 5000.0}, {"rope_local_base_freq": 5000.0}),
+        ("qwen2", {"rope.scaling.factor": 4.0}, {"rope_scaling": {"rope_type": "linear"}}),
+        (
+            "gpt_oss",
+            {
+                "rope.scaling.yarn_beta_fast": 16.0,
+                "rope.scaling.yarn_beta_slow": 2.0,
+                "rope.scaling.yarn_ext_factor": 1.0,
+                "rope.scaling.yarn_attn_factor": 1.0,
+            },
+            {"rope_scaling": {"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False}},
+        ),
+    ],
+)
+def test_keys_that_converters_write_are_read(
+    model: Callable[[str], Path],
+    tmp_path: Path,
+    family: str,
+    keys: dict[str, Any],
+    said: dict[str, Any],
+) -> None:
+    yarn = YARN if family == "gpt_oss" else {}
+    config = at(write(model(family), tmp_path / "model.gguf", keys={**yarn, **keys})).config
+    for name, value in said.items():
+        own = config[name]
+        assert value.items() <= own.items() if isinstance(value, dict) else value == own
+    rope = read_config(config).rope_parameters
+    if family == "gemma3_text":
+        assert rope["sliding_attention"]["rope_theta"] == 5000.0
+    if family == "qwen2":
+        assert (rope["rope_type"], rope["factor"]) == ("linear", 4.0)
+
+
+def test_biases_are_the_models_and_what_no_key_tells_of_is_refused(
+    model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    widths = {"q": 256, "k": 128, "v": 128, "output": 256}
+    held = np.ones(256, np.float32)
+    biases = {
+        f"blk.{layer}.attn_{which}.bias": held[:width]
+        for layer in range(3)
+        for which, width in widths.items()
+    }
+    checkpoint = at(write(model("llama"), tmp_path / "biases.gguf", extra=biases))
+    assert checkpoint.config["attention_bias"]
+    name = "model.layers.2.self_attn.o_proj.bias"
+    assert checkpoint.value(name).tolist() == held.tolist()
+    extra = {"blk.0.attn_gate.weight": np.ones((256, 256), np.float32)}
+    odd = at(write(model("llama"), tmp_path / "odd.gguf", extra=extra))
+    with pytest.raises(UserError, match=r"odd\.gguf holds blk\.0\.attn_gate\.weight, of which"):
+        _ = odd.tensors
+    plain = {"rope_freqs.weight": np.ones(32, np.float32)}
+    config = at(write(model("llama"), tmp_path / "ones.gguf", extra=plain)).config
+    assert "rope_scaling" not in config
+
+
+def test_what_cannot_be_decoded_or_is_not_there_is_refused(
+    model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    extra = {"blk.0.attn_q.bias": np.ones(256, np.int8)}
+    odd = at(write(model("llama"), tmp_path / "odd.gguf", extra=extra))
+    with pytest.raises(UserError, match=r"attn_q\.bias is stored as I8, which the package gguf"):
+        _ = odd.tensors
+    many = write(model("llama"), tmp_path / "many.gguf", keys={"block_count": 10**9})
+    with pytest.raises(UserError, match="says that it has 1000000000 blocks, and holds tensors of"):
+        at(many)
+
+
+def test_names_that_only_look_like_parts_or_files(
+    gguf: Made, model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    whole = gguf("qwen2", "Q8_0")
+    for name in ("m-00000-of-00000.gguf", "m-00003-of-00002.gguf", "M.GGUF"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_bytes(whole.read_bytes())
+        for place in (folder, folder / name):
+            assert at(place).config == at(whole).config
+    folder = tmp_path / "model.gguf"
+    folder.mkdir()
+    for file in model("qwen2").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    assert not isinstance(at(folder), GgufCheckpoint)
+
+
+def test_rows_that_a_converter_left_out_are_not_missed(
+    model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    file = write(model("gemma3_text"), tmp_path / "model.gguf")
+    said = json.loads((model("gemma3_text") / "config.json").read_text())
+    rows = said["vocab_size"]
+    for config in (
+        {**said, "vocab_size": rows + 64},
+        {"text_config": {**said, "vocab_size": 9999}},
+    ):
+        whole = {"model_type": "gemma3", **config} if "text_config" in config else config
+        (tmp_path / "config.json").write_text(json.dumps(whole))
+        assert at(file).config["vocab_size"] == rows
+
+
+def test_unpacked_it_is_still_written_as_safetensors(
+    model: Callable[[str], Path], tmp_path: Path, cli: Cli
+) -> None:
+    file, folder = write(model("qwen2"), tmp_path / "model.gguf"), tmp_path / "out"
+    ended = cli("job=convert", f"model.path={file}", "dtype=float32", f"to={folder}")
+    assert ended.exit == 0, ended.err
+    kept = load_file(next(folder.glob("*.safetensors")))
+    for name, value in load_file(model("qwen2") / "model.safetensors").items():
+        assert torch.equal(kept[name], value.float()), name

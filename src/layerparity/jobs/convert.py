@@ -11,6 +11,7 @@ from layerparity.ground.console import bytes_text
 from layerparity.ground.errors import Exit
 from layerparity.ground.program import program
 from layerparity.ground.quoting import typed
+from layerparity.model.packing import QUANTIZATION
 from layerparity.model.resolve import open_checkpoint
 from layerparity.model.weight_types import own_type
 from layerparity.settings.config import Config, DType
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from layerparity.checkpoint.sidecars import ConversionGroup
 
-QUANTIZATION = "quantization_config"
 READS: tuple[str, ...] = ("model", "dtype", "to")
 
 
@@ -44,12 +44,13 @@ def run(config: Config) -> Exit:
     folder = target_folder(config.to, checkpoint.folder)
     shards = plan_shards(checkpoint, policy_of(checkpoint, dtype))
     done = groups(shards)
-    if not any(group.changes for group in done) and QUANTIZATION not in checkpoint.config:
+    same = not any(group.changes for group in done) and QUANTIZATION not in checkpoint.config
+    if same and checkpoint.place.is_dir():
         console.say(f"Nothing to convert: {checkpoint.folder} is {dtype} already.")
         return _say_command(checkpoint.folder, dtype)
     packed = sorted({group.stored for group in done if group.why is Why.DEQUANTISED})
     kinds = f" ({', '.join(packed)})" if packed else ""
-    console.say(f"from {checkpoint.folder}{kinds}\nto   {folder}, {dtype}")
+    console.say(f"from {checkpoint.place}{kinds}\nto   {folder}, {dtype}")
     with locked(folder):
         convert(checkpoint, folder, shards, dtype)
     _show(done)

@@ -145,7 +145,7 @@ def _reads(prepared: Prepared, port: Port | None) -> str:
 
     checkpoint, stages = prepared.checkpoint, prepared.scope.stages
     if not isinstance(port, HfPort):
-        return f"what the port reads of {checkpoint.folder}"
+        return f"what the port reads of {checkpoint.place}"
     names = {name for stage in stages for name in port.skeleton.sources(checkpoint, stage)}
     every = list(checkpoint.tensors.values())
     stored = [each for each in every if each.name in names]

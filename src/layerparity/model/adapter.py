@@ -167,6 +167,8 @@ class LoraAdapter:
             base = tensors.get(name)
             if base is None or isinstance(base, PackedWeight):
                 what = "the checkpoint has not" if base is None else f"is stored in {base.dtype}"
+                if base is not None and base.dtype in _FLOATING:
+                    what = "llama.cpp stores with its rows in another order"
                 raise UserError(f"{self.folder} changes {wanted}, which {what}", _MERGE)
             if NUMBERS in parts:
                 self._refuse_shape(wanted, parts[NUMBERS].shape, base)

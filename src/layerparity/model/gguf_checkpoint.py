@@ -18,17 +18,19 @@ from layerparity.model.adapter import LoraAdapter
 from layerparity.model.checkpoint import CONFIG, Checkpoint, read_json
 from layerparity.model.gguf_file import GgufFile, read_gguf
 from layerparity.model.gguf_keys import (
+    BESIDE,
     ROPE_FACTORS,
     SIZES,
+    TABLE,
     GgufArchitecture,
     architecture_of,
     config_of,
 )
-from layerparity.model.gguf_layout import OTHER, GgufLayout, row_bytes
+from layerparity.model.gguf_layout import OTHER, GgufLayout, can_decode, row_bytes
 from layerparity.model.header import Header, Stored, stamp
 from layerparity.model.packed import NUMBERS, PackedWeight
 from layerparity.model.packing import Unpacked
-from layerparity.model.wrapped import is_wrapped, text_values
+from layerparity.model.wrapped import TEXT, is_wrapped, text_values
 
 if TYPE_CHECKING:
     from gguf import TensorNameMap
@@ -102,6 +104,11 @@ class GgufCheckpoint(Checkpoint):
                     f"{file} says {name} = {text[name]}, and {self.place.name} {own}",
                     "they are not of one model: give each a folder of its own.",
                 )
+        rows = self.source.tensors[TABLE].shape[0] if TABLE in self.source.tensors else 0
+        if rows and text.get("vocab_size", rows + 1) > rows:
+            # llama.cpp's converter leaves out rows that are no token's: Gemma 3's last 64.
+            holder = said[TEXT] if is_wrapped(said) else said
+            holder["vocab_size"] = rows
         return said
 
     def _factors(self) -> list[float]:
@@ -144,6 +151,12 @@ class GgufCheckpoint(Checkpoint):
                 used.update(sources)
                 found[name] = weight
         others = {n: each for n, each in self.source.tensors.items() if n not in used}
+        if others and not (self.folder / CONFIG).is_file():
+            # What no key announces may still be computed with.
+            raise UserError(
+                f"{self.place.name} holds {next(iter(others))}, of which its keys say nothing",
+                BESIDE,
+            )
         return {**found, **others}
 
     def _sources(self, name: str, names: TensorNameMap) -> list[str]:
@@ -172,6 +185,12 @@ class GgufCheckpoint(Checkpoint):
             parts = [_of_expert(each, number) for each in parts]
         stored, own = parts[0], self.architecture
         rotated = _ROTATED.match(stored.name) if own.paired else None
+        odd = next((each for each in parts if each.dtype not in _PLAIN), None)
+        if odd is not None and not can_decode(odd.dtype):
+            raise UserError(
+                f"{odd.name} is stored as {odd.dtype}, which the package gguf does not decode",
+                "quantise the model to another type.",
+            )
         layout = GgufLayout(
             stored.dtype,
             paired=self._head(rotated["which"], stored) if rotated else 1,

@@ -23,6 +23,7 @@ _ARCHITECTURE, _PARTS = "general.architecture", "split.count"
 # Vocabularies are no part of a model's arithmetic, and reading one takes seconds.
 _VOCABULARY, TOKEN_ID = "tokenizer.", "_token_id"
 _NUMBERED = re.compile(r"(?P<name>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
+_OF_BLOCK = re.compile(r"blk\.(\d+)\.")
 # What the parser ends in where a file is cut off or damaged.
 _DAMAGE = (ValueError, LookupError, ArithmeticError, TypeError, OSError)
 
@@ -60,7 +61,19 @@ def read_gguf(file: Path) -> GgufFile:
         raise UserError(
             f"{file.name} says that its model has {count} files", "give it the name it had."
         )
+    said = found.keys.get(f"{found.architecture}.block_count", 0)
+    blocks = {int(each[1]) for each in map(_OF_BLOCK.match, found.tensors) if each}
+    if isinstance(said, int) and said > max(blocks, default=-1) + 1:
+        raise UserError(
+            f"{file.name} says that it has {said} blocks, and holds tensors of {len(blocks)}",
+            "fetch it again.",
+        )
     return found
+
+
+def is_gguf(path: Path) -> bool:
+    """Say whether a path names a GGUF file, which may be missing."""
+    return path.suffix.lower() == SUFFIX and not path.is_dir()
 
 
 def parts_of(file: Path) -> list[Path]:
@@ -69,12 +82,13 @@ def parts_of(file: Path) -> list[Path]:
     if numbered is None:
         return [file]
     name, count = numbered["name"], numbered["count"]
-    return [file.with_name(f"{name}-{n + 1:05}-of-{count}{SUFFIX}") for n in range(int(count))]
+    parts = [file.with_name(f"{name}-{n + 1:05}-of-{count}{SUFFIX}") for n in range(int(count))]
+    return parts if file in parts else [file]
 
 
 def models_in(folder: Path) -> list[Path]:
     """Return the first files of the models in a folder, by name."""
-    first = {parts_of(file)[0] for file in folder.glob(f"*{SUFFIX}")}
+    first = {parts_of(file)[0] for file in folder.iterdir() if is_gguf(file)}
     return sorted(file for file in first if file.is_file())
 
 

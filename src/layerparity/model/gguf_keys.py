@@ -37,7 +37,11 @@ _SCALING = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
 }
+# What llama.cpp takes for these without a key.
+_ONE = ("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor")
 _TOKENS = {
     f"tokenizer.ggml.{theirs}{TOKEN_ID}": f"{ours}{TOKEN_ID}"
     for theirs, ours in (("bos", "bos"), ("eos", "eos"), ("padding", "pad"))
@@ -52,6 +56,8 @@ _SIGMOID = 2
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _LLAMA3_FACTORS, _LLAMA3_LENGTH = (8.0, 32.0), 8192
 _THETA = 10000.0
+# What config.json says of a model with these tensors.
+_BIASES = {"attention_bias": "attn_q.bias", "mlp_bias": "ffn_up.bias"}
 # The type that most of a file's numbers are in, where they are not packed.
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -107,7 +113,12 @@ KNOWN = {
         },
         {"use_qk_norm": True, "use_routing_bias": True, "scoring_func": "sigmoid"},
     ),
-    "gemma3": GgufArchitecture("gemma3_text", adapted=_of_gemma3, raised=True),
+    "gemma3": GgufArchitecture(
+        "gemma3_text",
+        {"rope.freq_base_swa": "rope_local_base_freq"},
+        adapted=_of_gemma3,
+        raised=True,
+    ),
     "gpt-oss": GgufArchitecture(
         "gpt_oss",
         {"expert_count": "num_local_experts", "expert_feed_forward_length": "intermediate_size"},
@@ -142,10 +153,16 @@ def config_of(file: GgufFile, name: str, factors: Callable[[], list[float]]) -> 
         raise UserError(f"{name} lacks {TABLE} or sizes that a model needs", "fetch it again.")
     config["vocab_size"] = file.tensors[TABLE].shape[0]
     config["tie_word_embeddings"] = HEAD not in file.tensors
+    if "rope_type" not in scaling and scaling.get("factor", 0) not in (0, 1):
+        # As llama.cpp takes it.
+        scaling["rope_type"] = "linear"
     if scaling.get("rope_type", "none") != "none":
         config["rope_scaling"] = scaling
-    if ROPE_FACTORS in file.tensors:
-        config["rope_scaling"] = _llama3_of(factors(), config, name)
+    divided = factors() if ROPE_FACTORS in file.tensors else []
+    if any(factor != 1 for factor in divided):
+        config["rope_scaling"] = _llama3_of(divided, config, name)
+    biases = {key: True for key, own in _BIASES.items() if f"blk.0.{own}" in file.tensors}
+    config |= biases
     kinds: dict[str, int] = {}
     for each in file.tensors.values():
         kinds[each.dtype] = kinds.get(each.dtype, 0) + math.prod(each.shape)
@@ -163,7 +180,7 @@ def _said(file: GgufFile, own: GgufArchitecture, name: str) -> tuple[Config, Con
     before = f"{file.architecture}."
     said = {k.removeprefix(before): v for k, v in file.keys.items() if k.startswith(before)}
     for key, value in said.items():
-        if key in names:
+        if key in names and not (key.startswith("expert_") and value == 0):
             config[names[key]] = _decimal(value)
         elif key in _SCALING:
             scaling[_SCALING[key]] = _decimal(value)
@@ -191,6 +208,11 @@ def _is_idle(key: str, value: object, said: Mapping[str, object]) -> bool:
     head = said.get("attention.key_length", _number(said, "embedding_length") // heads)
     if key == _GATING:
         return value == _SIGMOID
+    if key.startswith("expert_"):
+        # A dense model's, or of experts that all tokens share, where there are none.
+        return value == 0
+    if key in _ONE:
+        return value == 1
     return key in _IDLE or (key in (_ROTATED, _VALUES) and value == head)
 
 
@@ -203,7 +225,7 @@ def _llama3_of(factors: list[float], config: Config, name: str) -> Config:
     heads = max(_number(config, "num_attention_heads"), 1)
     head = _number(config, "head_dim") or _number(config, "hidden_size") // heads
     theta, low, high = config.get("rope_theta", _THETA), *_LLAMA3.values()
-    if not isinstance(theta, float) or not head:
+    if not isinstance(theta, float) or len(factors) * 2 != head:
         raise UserError(f"{name} has rotary factors of no known base", BESIDE)
     waves = [2 * math.pi * theta ** (2 * n / head) for n in range(len(factors))]
     for factor in _LLAMA3_FACTORS:

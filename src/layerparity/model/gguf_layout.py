@@ -7,6 +7,7 @@ that they share.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from layerparity.model.packed import NUMBERS, Matrix
@@ -132,6 +133,20 @@ class GgufLayout:
             return own
         pairs = own.view(-1, self.paired // 2, 2, own.shape[1])
         return pairs.transpose(1, 2).reshape(own.shape)
+
+
+@cache
+def can_decode(kind: str) -> bool:
+    """Say whether the package `gguf` decodes the blocks of a type."""
+    import numpy as np
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        dequantize(np.zeros((1, _block_of(kind)[1]), np.uint8), GGMLQuantizationType[kind])
+    except NotImplementedError:
+        return False
+    return True
 
 
 def row_bytes(kind: str, columns: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from layerparity.ground.errors import UserError, memory_ran_out
-from layerparity.model.gguf_file import SUFFIX
+from layerparity.model.gguf_file import is_gguf
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -17,7 +17,7 @@ def load_tokenizer(folder: Path) -> Any:
 
     kept = {"local_files_only": True, "trust_remote_code": False}
     with tokenizer_errors(folder):
-        if folder.suffix == SUFFIX:
+        if is_gguf(folder):
             return AutoTokenizer.from_pretrained(folder.parent, gguf_file=folder.name, **kept)
         return AutoTokenizer.from_pretrained(folder, **kept)
 

@@ -13,7 +13,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
 from layerparity.making.request.scope import begins_with_tokens
-from layerparity.model.checkpoint import config_digest
+from layerparity.model.config_digest import config_digest
 from layerparity.record.manifest import Manifest, Record
 from layerparity.settings.config import LATEST, Config, FeedMode, RunKind
 
@@ -261,6 +261,6 @@ class SameWeights:
         try:
             self._digests |= self.checkpoint.read(fresh)[1]
         except OSError as error:
-            where = self.checkpoint.folder
+            where = self.checkpoint.place
             raise UserError(f"{where} cannot be read ({error}): check the disk.") from error
         return {name: self._digests[name] for name in names}
