@@ -62,7 +62,8 @@ def prepared(config: Config = GOLDEN, **changes: Any) -> Any:
     parts = {name: SimpleNamespace(**part) for name, part in whole.items()}
     wanted = changes.get("wanted", SitePatterns("default", (":in", ":out")))
     family = SimpleNamespace(attention=None)
-    return SimpleNamespace(config=config, num_layers=4, family=family, wanted=wanted, **parts)
+    known = {"num_layers": 4, "family": family, "original": changes.get("original")}
+    return SimpleNamespace(config=config, wanted=wanted, **known, **parts)
 
 
 def named(**changes: Any) -> Any:
@@ -79,6 +80,7 @@ OTHERS = {
     "its weights": prepared(
         checkpoint__sources=[SimpleNamespace(file=Path("a.safetensors"), stamp=(1024, 78))]
     ),
+    "what they were quantised from": prepared(original=SimpleNamespace(sources=[])),
     "the tokens": prepared(inputs__hashes=lambda: {"token_ids": "u"}),
     "where they are fed": prepared(inputs__given=["layers.2:in"]),
     "who recorded them": prepared(inputs__origin="other"),

@@ -15,7 +15,7 @@ from layerparity.anatomy.site import Kind, Site
 from layerparity.ground.errors import UserError
 from layerparity.making.request.goldens import golden_for, refuse_other_model
 from layerparity.making.request.inputs import Request
-from layerparity.model.checkpoint import config_digest
+from layerparity.model.config_digest import config_digest
 from layerparity.record.manifest import Manifest, ModelPrint, Record
 from layerparity.settings.config import Config, DType, FeedMode
 from layerparity.settings.model import ModelSettings

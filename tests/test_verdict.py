@@ -302,6 +302,9 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "<port>. A mistake that both sides share does not show.",
         "The golden's products round their operands to <operands>: it is judged by the noise of "
         "that, and a fault smaller than it does not show.",
+        "The golden computes with the original weights (<original>), and quantising alone moved "
+        "them by <moved> % in the median: the floors hold that, and a fault smaller than it does "
+        "not show. A golden without model.original= shows it.",
         "The candidate's port does not say what weights its graph holds.",
         "only dense layers were compared; moe (layers 2..4) never",
         "layer 2: experts 0..2, 7 were never exercised, and nothing shows that their weights are "

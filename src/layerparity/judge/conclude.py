@@ -30,12 +30,13 @@ from layerparity.judge.ranks import makers_of, replica_metric, with_ranks
 from layerparity.judge.routing import skip_ties
 from layerparity.judge.sides import RunSet, open_side
 from layerparity.judge.tolerances.base import Tolerance
-from layerparity.judge.weights import silent_sides, weight_findings
+from layerparity.judge.weights import moved_by, silent_sides, weight_findings
 from layerparity.mistakes.catalogue import likeliest
 from layerparity.mistakes.replayed import Replays
 from layerparity.mistakes.ruled_out import ruled_out
 from layerparity.numbers.closeness import Closeness
 from layerparity.record.findings import Caution, CautionKind, UnfinishedSweep
+from layerparity.record.manifest import ORIGINAL
 from layerparity.record.stored_run import StoredRun, is_transformers
 from layerparity.record.verdict import Outcome, Row, Verdict
 
@@ -192,6 +193,10 @@ def _cautions(
     for operands in sorted(rounded):
         values = {"operands": " and ".join(operands)}
         cautions.append(Caution(CautionKind.ROUNDED_OPERANDS, "candidate", values))
+    original = {m.numerics[ORIGINAL] for m in golden.manifests if ORIGINAL in m.numerics}
+    if original:
+        said = {"original": min(original), "moved": 100 * moved_by(golden)}
+        cautions.append(Caution(CautionKind.ORIGINAL_WEIGHTS, "golden", said))
     cautions += same_experiment(golden, candidate)
     for role, side in sides:
         if not side.proved:
@@ -200,7 +205,8 @@ def _cautions(
             cautions.append(Caution(CautionKind.SYNTHETIC_INPUTS, role))
     cautions += rounding_cautions(tolerance, (*golden.dtypes, *candidate.dtypes))
     cautions += probe_cautions(golden, candidate, blocks)
-    cautions += noisier(rows, golden.dtypes, candidate.dtypes)
+    # The weights of a candidate of the original are further off than any sum.
+    cautions += [] if original else noisier(rows, golden.dtypes, candidate.dtypes)
     return tuple(cautions)
 
 

@@ -26,8 +26,10 @@ from layerparity.mistakes.cause import Evidence
 from layerparity.mistakes.fault import Fault
 from layerparity.mistakes.replayed import Replayed, Replays, Trial
 from layerparity.mistakes.values import ENOUGH, Values
+from layerparity.numbers.floor import PUBLISHED
 from layerparity.numbers.pieces import LORA
 from layerparity.record.guilt import Guilt
+from layerparity.record.manifest import ORIGINAL
 from layerparity.record.source import RunSource
 from layerparity.record.weights import WeightFinding
 
@@ -116,6 +118,15 @@ class ReplayJudge:
         off = (made[self.guilty] - held.values.golden).norm()
         return bool(off < _LEFT * (held.values.candidate - held.values.golden).norm())
 
+    def computed_as(self, made: Mapping[str, torch.Tensor]) -> ReplayJudge:
+        """Return a judge of the same candidate against numbers, each [token, ...]."""
+        sites = {
+            local: replace(held, values=replace(held.values, golden=made[local]))
+            for local, held in self.sites.items()
+            if local in made and made[local].shape == held.values.golden.shape
+        }
+        return replace(self, sites=sites or self.sites)
+
 
 def with_replays(
     evidence: Evidence,
@@ -162,7 +173,10 @@ def with_replays(
     few = {judge.guilty, CHOICES}
     for trial in trials:
         made = _rows(trial, guilt, sides[0], few)
-        if trial.fault is None:
+        if trial.fault is None and ORIGINAL in golden.source.manifest.numerics:
+            # The golden's numbers are of other weights: with these, a sound block gives others.
+            judge = judge.computed_as(_rows(trial, guilt, sides[0], judge.sites))
+        elif trial.fault is None:
             if not judge.is_sound(made):
                 break
         elif judge.shows(made) and judge.shows(_rows(trial, guilt, sides[0], judge.sites)):
@@ -234,7 +248,9 @@ def _floor(
     wide = references.at(site, left.source, right.source)
     if not isinstance(wide, SiteReference):
         return None
-    squares = wide.floor.tokens.amax(0)
+    # What other weights move is no rounding.
+    rounding = [name != PUBLISHED for name in wide.floor.ways]
+    squares = wide.floor.tokens[rounding].amax(0)
     mask = left.source.mask
     return (squares if mask is None else squares[mask.flatten()]).sqrt()
 

@@ -7,6 +7,7 @@ not compared here but found: see `weights_diff`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from statistics import median
 from typing import Any
 
 from layerparity.anatomy.blocks import Blocks
@@ -55,6 +56,13 @@ def weight_findings(golden: RunSet, candidate: RunSet, blocks: Blocks) -> tuple[
     prints = [_prints(side) for side in (golden, candidate)]
     used = _merged(source.used for source in candidate.sources)
     return tuple(diff_weights(prints[0], prints[1], used, blocks))
+
+
+def moved_by(golden: RunSet) -> float:
+    """Return how far quantising moved a weight in the median, over the weight; 0 of none."""
+    prints = (each for stage in _prints(golden).values() for each in stage.values())
+    moved = [each.moved for each in prints if each.moved]
+    return median(moved) if moved else 0.0
 
 
 def silent_sides(golden: RunSet, candidate: RunSet) -> tuple[str, ...]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -44,6 +44,17 @@ GROUP_SCORES = f"{CHOICES.partition(':')[0]}:group_scores"
 _HOOKED = ("_hf_hook", "_old_forward", "forward")
 
 
+class OtherWeights(Protocol):
+    """Weights of the same modules that a way computes with in place of the port's own."""
+
+    @property
+    def copied(self) -> StageCopy:
+        """Where the copy of a stage with these weights is kept."""
+
+    def loaded(self, stage: str) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
+        """Yield a stage's tensors by their place in its module."""
+
+
 class StageCopy:
     """The copy of a loaded stage in another floating type: the last one that was made.
 
@@ -76,7 +87,8 @@ class Evaluator(HfPort):
 
     In the port's own floating type or a wider one the port's own modules run; for a narrower
     ``dtype`` a stage is copied into it, and so is one that is offloaded; ``copied`` is where the
-    evaluators of a port share such a copy, until it is forgotten.
+    evaluators of a port share such a copy, until it is forgotten. So it is with ``weights`` that
+    are not the port's.
     """
 
     def __init__(
@@ -85,11 +97,13 @@ class Evaluator(HfPort):
         way: Way,
         dtype: torch.dtype | None = None,
         copied: StageCopy | None = None,
+        weights: OtherWeights | None = None,
     ) -> None:
         # A user's own port holds its methods again, checked and bound to it: not this way's.
         held = port.__dict__.items()
         self.__dict__.update((k, v) for k, v in held if not hasattr(HfPort, k) or not callable(v))
-        self._copied = copied or StageCopy()
+        self._copied = weights.copied if weights else copied or StageCopy()
+        self._weights = weights
         self.way = way
         self._narrow = dtype if dtype not in (None, port.skeleton.dtype) else None
         self._stages, self._taps, self._sent = {}, {}, {}
@@ -122,7 +136,7 @@ class Evaluator(HfPort):
         """Take the stage as it is loaded; nothing is read."""
         module = self.skeleton.module(stage)
         waits = any(value.is_meta for value in module.parameters())
-        if self._narrow is not None or waits:
+        if self._narrow is not None or waits or self._weights:
             # accelerate would make the copies it fetches in whatever type this way computes in.
             dtype = self._narrow or self.skeleton.dtype
             found = self._copied.find(stage, dtype)
@@ -242,14 +256,18 @@ class Evaluator(HfPort):
         """
         patterns = self.skeleton.float32_patterns
         twin = _sharing(module)
+        others = self._weights.loaded(stage) if self._weights else nullcontext({})
         try:
-            for path, part, name, value in _tensors(module):
-                kept = stays_float32(f"{path}.{name}", patterns)
-                wanted = dtype if value.is_floating_point() and not kept else value.dtype
-                fresh, owner = value.to(_runs_on(part, value), wanted), twin.get_submodule(path)
-                if name in owner._parameters:
-                    fresh = torch.nn.Parameter(fresh, requires_grad=False)
-                setattr(owner, name, fresh)
+            with others as given:
+                for path, part, name, value in _tensors(module):
+                    place = f"{path}.{name}" if path else name
+                    kept = stays_float32(place, patterns)
+                    wanted = dtype if value.is_floating_point() and not kept else value.dtype
+                    fresh = given.get(place, value).to(_runs_on(part, value), wanted)
+                    owner = twin.get_submodule(path)
+                    if name in owner._parameters:
+                        fresh = torch.nn.Parameter(fresh, requires_grad=False)
+                    setattr(owner, name, fresh)
         except torch.OutOfMemoryError as error:
             own = str(self.skeleton.dtype).removeprefix("torch.")
             raise UserError(

@@ -17,11 +17,12 @@ from layerparity.model.architecture import usual_attention
 from layerparity.ports.observed import emulated
 from layerparity.ports.opening import open_port
 from layerparity.ports.replay_keys import ALL, replays
-from layerparity.record.manifest import OPERANDS, ModelPrint
+from layerparity.record.manifest import OPERANDS, ORIGINAL, ModelPrint
 from layerparity.settings.config import Config, RunKind
 
 if TYPE_CHECKING:
     from layerparity.making.prepare import Prepared, RunPlan
+    from layerparity.model.checkpoint import Checkpoint
 
 VERSIONED = ("torch", "transformers", "accelerate", "safetensors", "mlflow", "torch_xla")
 
@@ -64,7 +65,8 @@ def numerics_elsewhere(config: Config) -> dict[str, str]:
     replayed = {"replay": "golden, with weights" if asked == ALL else "golden"} if asked else {}
     replayed |= {"forced": "golden"} if config.generate.forced else {}
     steps = {"max_new_tokens": str(config.generate.max_new_tokens)}
-    return {**steps, **replayed, **of_operands(config), **emulated.numerics(config)}
+    original = {ORIGINAL: config.model.original} if config.model.original else {}
+    return {**steps, **replayed, **original, **of_operands(config), **emulated.numerics(config)}
 
 
 def of_operands(config: Config) -> dict[str, str]:
@@ -93,7 +95,8 @@ def fingerprint_of(prepared: Prepared) -> str:
             {
                 "version": __version__,
                 "model": asdict(replace(model_print(prepared), name="")),
-                "files": [(h.file.name, *h.stamp) for h in prepared.checkpoint.sources],
+                "files": _files(prepared.checkpoint),
+                **({"original": _files(prepared.original)} if prepared.original else {}),
                 **({"adapter": dict(adapter.settings)} if adapter else {}),
                 "inputs": prepared.inputs.hashes(),
                 "given": sorted(str(site) for site in prepared.inputs.given),
@@ -116,6 +119,11 @@ def fingerprint_of(prepared: Prepared) -> str:
             sort_keys=True,
         )
     )
+
+
+def _files(checkpoint: Checkpoint) -> list[tuple[str | int, ...]]:
+    """Return names, sizes and times of the files that a checkpoint is read from."""
+    return [(each.file.name, *each.stamp) for each in checkpoint.sources]
 
 
 def versions() -> dict[str, str]:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -142,13 +143,17 @@ def build_port(prepared: Prepared, make: Callable[[Assets], Port] | None = None)
     ``make`` makes another one than the configuration names.
     """
     assets = Assets(
-        prepared.checkpoint,
+        prepared.original or prepared.checkpoint,
         prepared.family,
         prepared.backend,
         prepared.config,
         prepared.wanted,
         prepared.inputs.recorded,
     )
+    if prepared.original is not None and make is None:
+        from layerparity.making.original import OriginalPort
+
+        make = partial(OriginalPort, checkpoint=prepared.checkpoint)
     chosen = open_port.chosen_for(prepared.config)
     port = make(assets) if make is not None else open_port.build(chosen, assets)
     placed = port.place(prepared.scope.stages)
@@ -168,6 +173,7 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> ReferenceRecord
     able = open_backend.abilities(config).references
     if not wanted or not able or not isinstance(port, HfPort):
         return None
+    from layerparity.making.original import OriginalPort
     from layerparity.making.reference import ReferenceRecorder, floor_dtypes
 
     # A golden of a candidate's own values judges that one: computed, fed and split as this one is.
@@ -175,7 +181,10 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> ReferenceRecord
     asked = [dtype.value for dtype in config.reference.dtypes or ([] if others else [config.dtype])]
     dtypes = floor_dtypes(port, asked, [*map(str, config.operands)])
     chained, components = config.reference.chained, config.reference.components
-    return ReferenceRecorder(port, folder, dtypes, others and chained, others and components)
+    published = port.published if isinstance(port, OriginalPort) else None
+    return ReferenceRecorder(
+        port, folder, dtypes, others and chained, others and components, published
+    )
 
 
 def _step_weights(prepared: Prepared, port: Port, tokens: int) -> list[float]:
@@ -185,7 +194,8 @@ def _step_weights(prepared: Prepared, port: Port, tokens: int) -> list[float]:
     stages = prepared.scope.stages
     weights = [1.0] * len(stages)
     if isinstance(port, HfPort):
-        stored = [port.skeleton.stored_bytes(prepared.checkpoint, stage) for stage in stages]
+        checkpoint = port.assets.checkpoint
+        stored = [port.skeleton.stored_bytes(checkpoint, stage) for stage in stages]
         # Reading takes as long as the bytes are many; what few of many experts compute, and what
         # is evaluated beside it, does not: the root lies between the two.
         weights = [math.sqrt(1 + each) for each in stored]

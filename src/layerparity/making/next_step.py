@@ -137,7 +137,7 @@ def _sweep(words: Sequence[str]) -> str:
 
 
 def _of_the_golden(key: str) -> bool:
-    return _head(key) in _OF_THE_GOLDEN
+    return _head(key) in _OF_THE_GOLDEN or key.lstrip("+") == "model.original"
 
 
 def _head(key: str) -> str:

@@ -7,7 +7,7 @@ on an opened backend, its inputs chosen.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from layerparity.making import needs, typed_keys
 from layerparity.making.inputs import candidate
 from layerparity.making.request import goldens, repeated
 from layerparity.making.request.inputs import Inputs, Request
+from layerparity.making.request.original import open_original
 from layerparity.making.request.scope import Scope, num_layers_of, scope_of
 from layerparity.model import architecture
 from layerparity.model.checkpoint import Checkpoint
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 class RunPlan:
     """The part of a model that a command asks for.
 
-    ``config`` are the command's keys; in the plan of a run its ``kind`` is not auto.
+    ``config`` are the command's keys; in the plan of a run its ``kind`` is not auto. ``original``
+    is what the checkpoint was quantised from, where a golden computes with that.
     """
 
     config: Config
@@ -50,6 +52,7 @@ class RunPlan:
     family: Family
     num_layers: int
     scope: Scope
+    original: Checkpoint | None = field(default=None, kw_only=True)
 
     def sites_of(self, stage: str, measured: Block | None = None) -> tuple[Site, ...]:
         """Return the sites that hold what a stage is fed, as far as its block was ``measured``.
@@ -96,7 +99,8 @@ def plan_run(config: Config) -> RunPlan:
     open_port.check(config, num_layers)
     typed_keys.refuse_unmapped(config)
     refuse_uneven_experts(config, sizes_of(checkpoint.config))
-    return RunPlan(config, checkpoint, family, num_layers, scope)
+    original = open_original(config, checkpoint, scope.needed) if config.model.original else None
+    return RunPlan(config, checkpoint, family, num_layers, scope, original=original)
 
 
 def with_own_type(config: Config, values: Mapping[str, object]) -> Config:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ import torch
 from layerparity.anatomy.computed import Computed
 from layerparity.anatomy.family import COMPONENTS, EXPERTS
 from layerparity.anatomy.site import EMBEDDING, Kind, Site, within
-from layerparity.making.evaluate import StageCopy
+from layerparity.making.evaluate import OtherWeights, StageCopy
 from layerparity.making.pass_result import StageRecord
 from layerparity.making.ways import REFERENCE, Key, Results, Ways
 from layerparity.numbers.at_the_end import at_the_end, largest, next_tokens, sizes
@@ -47,7 +48,8 @@ References = dict[Site, tuple[torch.Tensor, dict[str, Floor]]]
 class ReferenceRecorder:
     """Evaluate a golden run's stages while their weights are there, and store the floors.
 
-    ``dtypes`` are what candidates compute in that floors are made for: names of `Computed`.
+    ``dtypes`` are what candidates compute in that floors are made for: names of `Computed`;
+    ``published`` are the weights they have, where the port's are what those were quantised from.
     """
 
     port: HfPort
@@ -55,6 +57,7 @@ class ReferenceRecorder:
     dtypes: Sequence[str]
     chained: bool = True
     components: bool = True
+    published: OtherWeights | None = None
     writer: ReferenceWriter = field(init=False)
     # Decode steps that are not evaluated yet, by stage.
     waiting: dict[str, list[StageRecord]] = field(default_factory=dict, init=False)
@@ -62,9 +65,10 @@ class ReferenceRecorder:
     def __post_init__(self) -> None:
         self.writer = ReferenceWriter(self.folder)
         self._copied = StageCopy()
-        self._isolated = Ways(self.port, self.dtypes, self._copied)
-        self._chain = Ways(self.port, self.dtypes, self._copied) if self.chained else None
-        self._parts = Ways(self.port, self.dtypes, self._copied) if self.components else None
+        ways = partial(Ways, self.port, self.dtypes, self._copied, self.published)
+        self._isolated = ways()
+        self._chain = ways() if self.chained else None
+        self._parts = ways() if self.components else None
         self._mask = torch.ones(0)
         self._ids: torch.Tensor | None = None
         self._last, self._together, self._cached = 0, 1, False
@@ -107,6 +111,8 @@ class ReferenceRecorder:
             if self._is_last(record.step):
                 self._steps(self.waiting.pop(record.stage))
         self._copied.forget()
+        if self.published:
+            self.published.copied.forget()
 
     def wait_for(self, record: StageRecord) -> None:
         """Keep a decode step until it is evaluated with others."""

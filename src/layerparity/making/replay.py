@@ -17,11 +17,11 @@ from layerparity.making.prepare import RunPlan, plan_run
 from layerparity.making.steps import composed
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.replayed import Trial
-from layerparity.model.checkpoint import config_digest
+from layerparity.model.config_digest import config_digest
 from layerparity.ports.base import Assets, Call
 from layerparity.ports.known.fault import PlantedPort
 from layerparity.ports.opening import open_backend
-from layerparity.record.manifest import Manifest, SitePatterns
+from layerparity.record.manifest import ORIGINAL, Manifest, SitePatterns
 from layerparity.record.stored_run import StoredRun
 from layerparity.settings.command_keys import settings_of
 from layerparity.settings.config import DType, RunKind
@@ -219,6 +219,8 @@ def _plan(golden: StoredRun, manifest: Manifest, block: Place, dtype: str) -> Ru
         return None
     stored = settings_of(golden.files.read_config())
     kept = {key: value for key, value in stored.items() if key.partition(".")[0] in _KEYS}
+    # A mistake is tried with the weights that the candidate has.
+    kept.pop(f"model.{ORIGINAL}", None)
     here = {"backend": "gpu", "device_map": "cpu", "kind": "candidate", "dtype": dtype}
     plan = plan_run(composed({**kept, **here, "scope": "single", "layer": block.layer}))
     same = config_digest(plan.checkpoint.config) == manifest.model.config_digest

@@ -7,6 +7,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground import console
@@ -114,6 +115,13 @@ def conversions_line(effective: Mapping[str, Mapping[str, WeightPrint]]) -> str:
     )
     parts = [f"{count:,} {stored} held as {held}" for (stored, held), count in converted.items()]
     same = len(prints) - converted.total()
+    moved = {name: each.moved for name, each in prints.items() if each.moved}
+    if moved:
+        most = max(moved, key=lambda name: moved[name])
+        parts.append(
+            f"quantising moved {len(moved):,} by {median(moved.values()):.2%} in the median, at "
+            f"most by {moved[most]:.2%} ({most})"
+        )
     line = ", ".join([f"weights: {same:,} of {len(prints):,} in their stored type", *parts])
     lossy = sorted(rounded(prints))
     if not lossy:

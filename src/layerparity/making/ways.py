@@ -11,9 +11,10 @@ import torch
 from layerparity.anatomy.computed import Computed
 from layerparity.anatomy.site import DECODE, PREFILL, Kind, Place, Site
 from layerparity.ground import progress
-from layerparity.making.evaluate import Evaluator, StageCopy
+from layerparity.making.evaluate import Evaluator, OtherWeights, StageCopy
 from layerparity.making.pass_result import StageRecord
-from layerparity.numbers.clean import reference, ways_of
+from layerparity.numbers.clean import Way, reference, ways_of
+from layerparity.numbers.floor import PUBLISHED
 from layerparity.ports.base import Call, Observed, Port
 
 if TYPE_CHECKING:
@@ -37,8 +38,17 @@ class _Track:
 class Ways:
     """The reference and the clean ways, each with masks, a state and maybe a cache of its own."""
 
-    def __init__(self, port: HfPort, dtypes: Sequence[str], copied: StageCopy) -> None:
-        """``dtypes`` are those that floors are made for: names of `Computed`."""
+    def __init__(
+        self,
+        port: HfPort,
+        dtypes: Sequence[str],
+        copied: StageCopy,
+        published: OtherWeights | None = None,
+    ) -> None:
+        """``dtypes`` are those that floors are made for: names of `Computed`.
+
+        ``published`` are the weights that candidates have, where the port's are their original.
+        """
         self._port = port
         own = str(port.dtype).removeprefix("torch.")
         self._tracks = {REFERENCE: _Track(Evaluator(port, reference(port.dtype), None, copied))}
@@ -47,6 +57,9 @@ class Ways:
             narrow = None if computed.dtype == own else getattr(torch, computed.dtype)
             for way in ways_of(computed, own):
                 self._tracks[dtype, way.name] = _Track(Evaluator(port, way, narrow, copied))
+            if published:
+                evaluator = Evaluator(port, Way(PUBLISHED), narrow, weights=published)
+                self._tracks[dtype, PUBLISHED] = _Track(evaluator)
 
     def begin(self, call: Call, cache_tokens: int = 0) -> None:
         """Prepare the prefill; with ``cache_tokens`` keep caches of so many tokens."""

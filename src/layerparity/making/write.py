@@ -20,7 +20,7 @@ from layerparity.making.sweep import part
 from layerparity.ports import port_loads
 from layerparity.ports.opening import open_port
 from layerparity.record.folder import RunFolder
-from layerparity.record.manifest import Manifest, Record
+from layerparity.record.manifest import Manifest, Record, WeightPrint
 from layerparity.record.stored_run import MANIFEST_TAG, OFF_TAG, off_text
 from layerparity.settings.command_keys import settings_of
 from layerparity.settings.config import Config
@@ -255,7 +255,19 @@ def run_metrics(
     """Yield (name, value, step) of a finished run; ``seconds`` are those of its stages."""
     yield from site_metrics(manifest)
     yield from profile_metrics(result.profile)
+    yield from moved_metrics(result.effective)
     yield "summary/seconds", seconds, 0
+
+
+def moved_metrics(
+    effective: Mapping[str, Mapping[str, WeightPrint]],
+) -> Iterator[tuple[str, float, int]]:
+    """Yield (name, value, step) of how far quantising moved a block's weights: the largest."""
+    for stage, prints in effective.items():
+        moved = [each.moved for each in prints.values() if each.moved]
+        layer = Site(stage, "in").layer
+        if moved and layer is not None:
+            yield "layer/weights moved by quantising", max(moved), layer
 
 
 def site_metrics(manifest: Manifest) -> Iterator[tuple[str, float, int]]:

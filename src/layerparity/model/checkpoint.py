@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import EMBEDDING, HEAD
 from layerparity.ground.errors import UserError
-from layerparity.ground.files import refuse_pointer, text_digest
+from layerparity.ground.files import refuse_pointer
 from layerparity.ground.parse import parse_json
 from layerparity.model import weight_types
 from layerparity.model.adapter import CONFIG as ADAPTER
 from layerparity.model.adapter import LoraAdapter
 from layerparity.model.architecture import usual_names, with_sizes
+from layerparity.model.config_digest import config_digest
 from layerparity.model.contradiction import contradiction
 from layerparity.model.header import Header, Stamp, Stored, read_header, stamp
 from layerparity.model.packed import PackedWeight
-from layerparity.model.packing import Unpacked, unpack
+from layerparity.model.packing import MODELOPT, QUANTIZATION, Unpacked, of_modelopt, unpack
 from layerparity.model.stage_names import StageNames, stage_of_name
-from layerparity.model.wrapped import is_wrapped, text_header, text_index, text_name, text_values
+from layerparity.model.wrapped import (
+    as_causal,
+    is_wrapped,
+    text_header,
+    text_index,
+    text_name,
+    text_values,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -34,14 +41,6 @@ INDEX = "model.safetensors.index.json"
 _SAFETENSORS = "*.safetensors"
 CONFIG = "config.json"
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-# Keys that say where or how a config was written, not what the architecture is.
-_CONFIG_NOISE = {
-    "_name_or_path",
-    "transformers_version",
-    "dtype",
-    "torch_dtype",
-    "quantization_config",
-}
 
 
 class Checkpoint:
@@ -89,18 +88,22 @@ class Checkpoint:
     def _marked(self) -> list[Stamp | None]:
         """Return what tells settings and the index from the same files after a change."""
         own = [self.adapter.folder / ADAPTER] if self.adapter else []
-        files = (self.folder / CONFIG, self.folder / INDEX, *own)
+        files = (self.folder / CONFIG, self.folder / MODELOPT, self.folder / INDEX, *own)
         return [stamp(file.stat()) if file.is_file() else None for file in files]
 
     @cached_property
     def said(self) -> dict[str, object]:
-        """config.json as it is."""
-        return read_json(self.folder / CONFIG)
+        """config.json as it is; how it is quantised may stand in a file of ModelOpt's beside it."""
+        said, beside = read_json(self.folder / CONFIG), self.folder / MODELOPT
+        text = text_values(said) if is_wrapped(said) else said
+        if beside.is_file() and QUANTIZATION not in text:
+            said[QUANTIZATION] = of_modelopt(read_json(beside))
+        return said
 
     @cached_property
     def written(self) -> dict[str, Any]:
         """config.json, its sizes under their usual names."""
-        return usual_names(self.said)
+        return usual_names(self.said if is_wrapped(self.said) else as_causal(self.said))
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -357,12 +360,6 @@ class Checkpoint:
             )
         found = f"{self.folder} holds no .safetensors file"
         return UserError(found, "give another model.path.")
-
-
-def config_digest(config: Mapping[str, Any]) -> str:
-    """Return the hash of an architecture given as config.json's values."""
-    kept = {key: value for key, value in config.items() if key not in _CONFIG_NOISE}
-    return text_digest(json.dumps(kept, sort_keys=True, default=str))
 
 
 def _is_file(path: Path) -> bool:

@@ -70,7 +70,7 @@ def stage_prints(
 
     prints: dict[str, WeightPrint] = {}
     with ThreadPoolExecutor(_THREADS) as pool:
-        for name, tensor in _on_cpu(skeleton.module(stage)):
+        for name, tensor in held_on_cpu(skeleton.module(stage)):
             place = f"{stage}.{name}"
             held = frozen.get(place, tensor)
             weight = skeleton.weight(stage, name)
@@ -141,7 +141,7 @@ def _judged(ours: WeightPrint, stored: torch.Tensor) -> WeightPrint:
     return replace(ours, checkpoint="equal" if same else "rounded", stored=name)
 
 
-def _on_cpu(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def held_on_cpu(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a module's parameters and buffers on the CPU, by their path inside it."""
     for path, part in module.named_modules():
         for tensors in (part.named_parameters, part.named_buffers):

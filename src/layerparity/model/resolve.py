@@ -12,11 +12,11 @@ from layerparity.ground.resources import shipped
 from layerparity.model import hub
 from layerparity.model.adapter import LoraAdapter
 from layerparity.model.checkpoint import CONFIG, INDEX, Checkpoint
-from layerparity.model.gguf_file import SUFFIX, models_in, parts_of
+from layerparity.model.gguf_file import is_gguf, models_in, parts_of
 from layerparity.model.packing import settings_of
 from layerparity.settings.model import ModelSettings
 
-# The one that was opened last: each part of a sweep opens the same checkpoint.
+# The two that were opened last: each part of a sweep opens the same, maybe one and its original.
 _last: list[Checkpoint] = []
 
 
@@ -55,6 +55,9 @@ def say_parts(checkpoint: Checkpoint) -> None:
     if checkpoint.is_wrapped:
         whole, part = (each["model_type"] for each in (checkpoint.written, checkpoint.config))
         console.note(f"{whole} holds a text model ({part}) beside others, which are left out")
+    elif checkpoint.said.get("model_type") != checkpoint.config.get("model_type"):
+        named = checkpoint.said["model_type"], checkpoint.config["model_type"]
+        console.note("{} is run as {}, which it is by its publisher's instructions".format(*named))
     if checkpoint.place.is_file() and not (checkpoint.folder / CONFIG).is_file():
         name = checkpoint.place.name
         console.note(f"no config.json is beside {name}: the architecture is what its keys say")
@@ -97,7 +100,7 @@ def checkpoint_at(
 
     Raises UserError as their classes do.
     """
-    if place.suffix != SUFFIX:
+    if not is_gguf(place):
         return Checkpoint(place, stages, cure, adapter)
     from layerparity.model.gguf_checkpoint import GgufCheckpoint
 
@@ -120,8 +123,8 @@ def _opened(
         own = each.adapter.folder if each.adapter else None
         if (each.place, own) == (place, adapter) and each.is_whole_still():
             return each
-    _last[:] = [checkpoint_at(place, stages, cure, adapter)]
-    return _last[0]
+    _last[:] = [*_last[-1:], checkpoint_at(place, stages, cure, adapter)]
+    return _last[-1]
 
 
 def _refuse_hub_keys(model: ModelSettings) -> None:
@@ -141,7 +144,7 @@ def _place_of(path: Path) -> Path:
     Raises UserError for another file, and for a folder with several such models.
     """
     if path.is_file():
-        if path.suffix != SUFFIX:
+        if not is_gguf(path):
             raise UserError(f"model.path={path} is a file", "give the folder that it lies in.")
         return parts_of(path)[0]
     # A folder of safetensors, or of their pointers, is one whatever lies beside them.

@@ -136,12 +136,13 @@ class CautionKind(StrEnum):
     OWN_VALUES = "own_values"
     GOLDEN_OF_A_PORT = "golden_of_a_port"
     ROUNDED_OPERANDS = "rounded_operands"
+    ORIGINAL_WEIGHTS = "original_weights"
 
 
 # The names of the values that each kind has. ``file`` is a name map, ``text`` what a file's reader
 # says, ``example`` and ``site`` are one of ``count``, ``run`` is the one that counts there, and
 # ``other`` is the site that holds the same tensor. What is noisier is so at a class of sites in all
-# ``blocks``, at least so many ``times``.
+# ``blocks``, at least so many ``times``. What quantising ``moved`` a weight by is in percent.
 CAUTION_VALUES = {
     CautionKind.UNNAMED_TENSORS: {"file", "run", "count", "example"},
     CautionKind.DAMAGED_PROFILE: {"text"},
@@ -157,6 +158,7 @@ CAUTION_VALUES = {
     CautionKind.OWN_VALUES: set(),
     CautionKind.GOLDEN_OF_A_PORT: {"port"},
     CautionKind.ROUNDED_OPERANDS: {"operands"},
+    CautionKind.ORIGINAL_WEIGHTS: {"original", "moved"},
 }
 
 

@@ -23,6 +23,8 @@ from layerparity.record.ranks import RankRecord
 
 # What `Manifest.numerics` calls the types that products round their operands to.
 OPERANDS = "operands"
+# And the checkpoint that a golden computes with, from which its model's was quantised.
+ORIGINAL = "original"
 # Of all files in a run's folder: a folder of another schema is not read.
 SCHEMA = 12
 # Manifests that a command may read again, as choosing two runs and comparing them do.
@@ -95,7 +97,8 @@ class WeightPrint:
     ``rounded`` (equal once rounded), ``differs``, `COMPUTED`, or empty where nobody looked;
     ``expected`` is the print they should have had, where they differ. ``kept`` are the first
     position of the first axis and the one after the last that are the checkpoint's, where a rank
-    holds that slice alone.
+    holds that slice alone. ``moved`` is how far quantising alone took the weight from its original,
+    root mean square over root mean square, where a golden has both.
     """
 
     shape: tuple[int, ...]
@@ -108,6 +111,7 @@ class WeightPrint:
     stored: str = ""
     expected: WeightPrint | None = None
     kept: tuple[int, ...] = ()
+    moved: float | None = None
 
     @property
     def is_whole(self) -> bool:

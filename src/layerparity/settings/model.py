@@ -29,9 +29,10 @@ class ModelSettings:
 
     ``path`` may be relative to the current directory, or ``organisation/name`` of the hub, of which
     ``revision`` and ``subfolder`` choose a part; ``adapter`` is the folder of a LoRA that is added
-    to its weights; ``shipped`` names a checkpoint that comes with
-    layerparity; ``architecture`` holds config.json's values where there is no folder; ``prompt`` is
-    what the model is asked where the command gives no prompt.
+    to its weights, ``original``, in the same words as ``path``, what they were quantised from;
+    ``shipped`` names a checkpoint that comes with layerparity; ``architecture`` holds config.json's
+    values where there is no folder; ``prompt`` is what the model is asked where the command gives
+    no prompt.
     """
 
     name: str = MISSING
@@ -44,6 +45,11 @@ class ModelSettings:
     subfolder: str | None = key(None, "folder within a model of the hub", jobs=_OF_A_MODEL)
     adapter: str | None = key(
         None, "folder of a LoRA adapter (PEFT), merged into its weights", jobs=_OF_A_MODEL
+    )
+    original: str | None = key(
+        None,
+        "folder of what a quantised model.path was made from: the golden computes with it",
+        jobs=("run",),
     )
     download: bool = key(False, "fetch from the hub what the scope needs and is not here")
     shipped: str | None = key(None, "a checkpoint that comes with layerparity")
