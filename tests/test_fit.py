@@ -79,6 +79,7 @@ def test_a_name_that_is_no_instance_is_answered_with_one(text: str, meant: str) 
 def test_devices_are_read() -> None:
     assert parse_devices("8x80GB").sizes == (80 * GB,) * 8
     assert parse_devices("141GB").sizes == (141 * GB,)
+    assert parse_devices("2xh200, A100-40").sizes == (141 * GB, 141 * GB, 40 * GB)
     mixed = parse_devices(" 2X80GB , 1x40GiB, cpu:500GB ")
     assert (mixed.sizes, mixed.cpu) == ((80 * GB, 80 * GB, 40 * GIB), 500 * GB)
     assert mixed.describe() == "2 of 80GB, 1 of 42.95GB, a CPU with 500GB"

@@ -117,9 +117,10 @@ def test_a_folder_with_nothing_but_its_config_is_enough(
         ),
         ({"num_attention_heads": 0}, "does not describe a llama: integer modulo by zero"),
         ({"num_key_value_heads": 0}, "values make no model (ZeroDivisionError"),
+        ({"model_type": None}, "config.json says no model type"),
         ({"model_type": ["llama"]}, "does not know the model type '['llama']'"),
         (
-            {"model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"]},
+            {"model_type": "deepseek_ref", "architectures": ["DeepseekV3ForCausalLM"]},
             'nothing more, write "model_type": "deepseek_v3" in config.json',
         ),
         ({"max_position_embeddings": "many"}, "does not describe a llama"),

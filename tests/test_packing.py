@@ -21,6 +21,7 @@ from layerparity.mistakes.hypotheses import hypotheses
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.filling import Filler
 from layerparity.model.packed import pieces_of
+from layerparity.model.packing import settings_of
 from layerparity.numbers.pieces import Pieces
 
 Cli = Callable[..., Ended]
@@ -86,6 +87,57 @@ def test_mxfp4_is_what_transformers_makes_of_it(packed: Callable[[str], Path]) -
         parts = stored[f"{name}_blocks"], stored[f"{name}_scales"]
         theirs = convert_moe_packed_tensors(*parts, dtype=torch.bfloat16)
         assert torch.equal(checkpoint.value(name), theirs), name
+
+
+def test_what_modelopt_says_in_a_file_of_its_own_is_read(
+    packed: Callable[[str], Path], tmp_path: Path, cli: Cli
+) -> None:
+    """So most of NVIDIA's checkpoints are published: config.json says nothing of it."""
+    whole, folder = packed("nvfp4"), tmp_path / "apart"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes((whole / "model.safetensors").read_bytes())
+    said = json.loads((whole / "config.json").read_text())
+    keys = said.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(said))
+    ended = cli(f"model.path={folder}", "device_map=cpu", "backend=gpu", "inputs=random")
+    assert ended.exit == 2 and "is stored as U8, and nothing says how it is packed" in ended.err
+    beside = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": keys["quant_algo"]}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(beside))
+    checkpoint = Checkpoint(folder)
+    for name in checkpoint.tensors:
+        assert torch.equal(checkpoint.value(name), Checkpoint(whole).value(name)), name
+    ended = cli("job=convert", f"model.path={folder}", f"to={tmp_path / 'plain'}")
+    assert ended.exit == 0, ended.err
+    assert not (tmp_path / "plain/hf_quant_config.json").exists()
+    assert "quantization_config" not in json.loads((tmp_path / "plain/config.json").read_text())
+
+
+def test_who_quantised_is_found_or_said() -> None:
+    own = {"quant_algo": "FP8", "producer": {"name": "modelopt"}}
+    assert settings_of({"quantization_config": own}).method == "modelopt"
+    for keys, said in (({"bits": 4, "group_size": 64}, "MLX"), ({}, "what it does not name")):
+        with pytest.raises(UserError, match=f"quantised by {said}, which is not read"):
+            settings_of({"quantization_config": keys})
+
+
+def test_a_scale_that_each_expert_of_a_stack_has_is_its_own(tmp_path: Path) -> None:
+    """Mistral publishes its experts so."""
+    generator = torch.Generator().manual_seed(5)
+    held = torch.randn(4, 6, 8, generator=generator).to(torch.float8_e4m3fn)
+    scales = torch.rand(4, 1, 1, generator=generator).bfloat16()
+    name = "model.layers.0.mlp.experts.down_proj"
+    tensors = {
+        name: held,
+        f"{name}_scale_inv": scales,
+        f"{name}_activation_scale": scales[:, 0, 0].clone(),
+    }
+    said = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    config = {"model_type": "llama", "num_hidden_layers": 1, "quantization_config": said}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path)
+    assert [*checkpoint.tensors] == [name]
+    assert torch.equal(checkpoint.value(name, torch.float32), held.float() * scales.float())
 
 
 def test_an_order_of_columns_that_is_none_is_left_out(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from layerparity.checkpoint.target import REPORT, ConversionState
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import whole_file, write_text
 from layerparity.model.checkpoint import INDEX, Checkpoint
+from layerparity.model.packing import MODELOPT
 
 CONFIG = "config.json"
 _SINGLE = "model.safetensors"
@@ -37,7 +38,7 @@ def files_to_copy(checkpoint: Checkpoint) -> tuple[list[Path], list[str]]:
         return sorted(each for each in source.glob(_TOKENIZER) if each.is_file()), []
     homes = (source.resolve(), (source.absolute() / _BLOBS).resolve())
     shards = (stored.file.name for stored in checkpoint.stored.values())
-    converted = {INDEX, CONFIG, REPORT, *shards}
+    converted = {INDEX, CONFIG, MODELOPT, REPORT, *shards}
     for path in sorted(source.iterdir()):
         if path.name in converted or path.name.startswith("."):
             continue

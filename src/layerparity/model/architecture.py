@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import family_of
@@ -62,11 +63,13 @@ def known_type(model_type: object, classes: object = None) -> str:
 
     if isinstance(model_type, str) and model_type in CONFIG_MAPPING:
         return model_type
+    if model_type is None:
+        raise UserError("config.json says no model type", "write its model_type there.")
     cure = "check config.json's model_type, or install a transformers that knows it."
     named = classes if isinstance(classes, list) else []
     known = {name: kind for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
     for name in (each for each in named if isinstance(each, str) and each in known):
-        # Kimi-K2 is published so, and runs as a DeepSeek-V3 by its own instructions.
+        # Some are published under a name that only their own code knows.
         cure = (
             f"its class is {name}: where it is that and nothing more, write "
             f'"model_type": "{known[name]}" in config.json.'
@@ -126,10 +129,28 @@ def usual_attention(model_type: object) -> str:
 
     Raises UserError for a model type that transformers does not know.
     """
-    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import CONFIG_MAPPING
 
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(CONFIG_MAPPING[known_type(model_type)], None)
+    kind = _causal_model(CONFIG_MAPPING[known_type(model_type)])
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
+
+
+def _causal_model(kind: type[PretrainedConfig]) -> Any:
+    """Return transformers' model of a configuration that predicts the next token; None without one.
+
+    Of text models that are published within another, its own table lacks some.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(kind, None)
+    if known is not None:
+        return known
+    module = kind.__module__.replace(".configuration_", ".modeling_")
+    name = f"{kind.__name__.removesuffix('Config').removesuffix('Text')}ForCausalLM"
+    try:
+        return getattr(import_module(module), name, None)
+    except ImportError:
+        return None
 
 
 def build(
@@ -143,17 +164,22 @@ def build(
     Without an ``attn_implementation`` it has its `usual_attention`.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
     attn_implementation = attn_implementation or usual_attention(config.model_type)
     options: dict[str, Any] = {"attn_implementation": attn_implementation}
-    # Without a word transformers asks on the terminal whether to run a checkpoint's own code.
-    options["trust_remote_code"] = False
     if experts_implementation is not None:
         options["experts_implementation"] = experts_implementation
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+            kind = _causal_model(type(config))
+            if kind is None or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+                # Without a word transformers asks on the terminal whether to run code that lies
+                # in a checkpoint.
+                options["trust_remote_code"] = False
+                model = AutoModelForCausalLM.from_config(config, dtype=dtype, **options)
+            else:
+                model = kind._from_config(config, dtype=dtype, **options)
     except (ValueError, ImportError, KeyError) as error:
         if "does not support an attention implementation" in str(error):
             raise UserError(

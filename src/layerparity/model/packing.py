@@ -27,6 +27,9 @@ _LONELY = (
     *("weight_zero_point", "weight_g_idx", "weight_shape"),
 )
 _MISSING = "scale_missing"
+QUANTIZATION = "quantization_config"
+# What ModelOpt writes beside config.json, in place of that key or as well; and its name there.
+MODELOPT, _MODELOPT = "hf_quant_config.json", "modelopt"
 
 
 class PackingFault(NamedTuple):
@@ -71,21 +74,28 @@ def formats() -> tuple[Format, ...]:
     return tuple(registry.load(KNOWN, name).FORMAT for name in registry.names(KNOWN))
 
 
+def of_modelopt(said: Mapping[str, object]) -> dict[str, object]:
+    """Return as config.json would have it what ModelOpt's file says of the quantization."""
+    inside = said.get("quantization")
+    return {"quant_method": _MODELOPT, **(inside if isinstance(inside, Mapping) else said)}
+
+
 def settings_of(config: Mapping[str, object]) -> Quantization:
     """Return what config.json's values say of the quantization.
 
     Raises UserError for one that is not read.
     """
-    said = config.get("quantization_config")
+    said = config.get(QUANTIZATION)
     if said is None:
         return Quantization("", {})
     keys = said if isinstance(said, Mapping) else {}
-    method = str(keys.get("quant_method", ""))
+    method = str(keys.get("quant_method", "")) or _unnamed(keys)
     known = {method for each in formats() for method in each.methods if method}
     if method not in known:
+        by = method or "what it does not name"
         raise UserError(
-            f"config.json says that the weights are quantised by {method or 'nobody'}, which is "
-            f"not read: {', '.join(sorted(known))} are",
+            f"config.json says that the weights are quantised by {by}, which is not read: "
+            f"{', '.join(sorted(known))} are",
             "give the checkpoint that it was quantised from.",
         )
     if keys.get("transform_config"):
@@ -95,6 +105,14 @@ def settings_of(config: Mapping[str, object]) -> Quantization:
             "give the checkpoint that it was quantised from.",
         )
     return Quantization(method, keys)
+
+
+def _unnamed(keys: Mapping[str, object]) -> str:
+    """Return who quantised weights, where config.json says it by other keys than the usual one."""
+    producer = keys.get("producer")
+    if isinstance(producer, Mapping) and producer.get("name"):
+        return str(producer["name"])
+    return "MLX" if {"bits", "group_size"} <= keys.keys() else ""
 
 
 def unpack(
@@ -117,7 +135,8 @@ def unpack(
             found.faults.setdefault(weight, PackingFault(_MISSING, text, numbers))
     for name in list(found.tensors):
         last = name.rpartition(".")[2]
-        if last in _OF_ACTIVATIONS and settings.method:
+        # Of experts in one stack, the scale is named after the stack.
+        if settings.method and (last in _OF_ACTIVATIONS or last.endswith("_activation_scale")):
             found.unused.append(found.tensors.pop(name))
         elif last in _OF_INPUTS:
             weight = name.removesuffix(last) + "weight"

@@ -40,12 +40,17 @@ def text_values(values: Mapping[str, object]) -> dict[str, Any]:
     """Return what config.json's values say of the text model within, as of one by itself."""
     text = values[TEXT]
     assert isinstance(text, Mapping), "its caller asked is_wrapped"
-    alone = dict(_ALONE.get(str(text.get("model_type")), {}))
-    kind = alone.pop("model_type", text.get("model_type"))
     shared = {name: values[name] for name in _OF_THE_WHOLE if name in values}
     # Whether the head is the embedding, the whole decides, which holds both.
     tied = {_TIED: values[_TIED]} if _TIED in values else {}
-    return {**shared, **alone, **text, **tied, "model_type": kind}
+    return {**shared, **as_causal(text), **tied}
+
+
+def as_causal(values: Mapping[str, object]) -> dict[str, object]:
+    """Return values of a text model as those of the causal model that transformers has it as."""
+    alone = _ALONE.get(str(values.get("model_type")), {})
+    own = {"model_type": alone["model_type"]} if alone else {}
+    return {**alone, **values, **own}
 
 
 def text_name(name: str) -> str | None:

@@ -12,8 +12,8 @@ from layerparity.machine.trainium import GIB, INSTANCES, Instance, instance_of
 _ENTRY = re.compile(r"^(?:(?P<count>\d+)\s*x\s*)?(?P<size>[^:x]+)$", re.IGNORECASE)
 _MOST = 1024
 _FORMS = (
-    "Write plan.devices=8x80GB, or 'plan.devices=\"2x80GB,1x40GB,cpu:500GB\"' with the memory "
-    "beside them, or plan.devices=trn2.48xlarge with backend=neuron."
+    "Write plan.devices=8x80GB or 8xH200, or 'plan.devices=\"2x80GB,1x40GB,cpu:500GB\"' with the "
+    "memory beside them, or plan.devices=trn2.48xlarge with backend=neuron."
 )
 GB = 10**9
 
@@ -36,13 +36,10 @@ class Machine:
 # From the makers' data sheets, in their units: NVIDIA's "A100 Tensor Core GPU" (40 GB, 80 GB),
 # "H100 Tensor Core GPU" (80 GB, SXM) and "H200 Tensor Core GPU" (141 GB). A driver reports a few
 # per cent more, in powers of two, and keeps some of it. Those of AWS are in `machine.trainium`.
+GPUS = {"A100-80": 80 * GB, "A100-40": 40 * GB, "H100": 80 * GB, "H200": 141 * GB}
+_COUNTS = {"A100-80": (8,), "A100-40": (8,), "H100": (4, 6), "H200": (1, 8)}
 MACHINES = (
-    Machine("8xA100-80", 8, 80 * GB),
-    Machine("8xA100-40", 8, 40 * GB),
-    Machine("4xH100", 4, 80 * GB),
-    Machine("6xH100", 6, 80 * GB),
-    Machine("1xH200", 1, 141 * GB),
-    Machine("8xH200", 8, 141 * GB),
+    *(Machine(f"{n}x{name}", n, GPUS[name]) for name, counts in _COUNTS.items() for n in counts),
     *(
         Machine(each.name, each.chips, each.each, each.cores)
         for each in reversed(INSTANCES)
@@ -78,7 +75,7 @@ class Devices:
 
 
 def parse_devices(text: str, lnc: int | None = None) -> Devices:
-    """Read ``8x80GB``, ``141GB``, ``2x80GB,1x40GB,cpu:500GB``; GB is 10^9 bytes and GiB 2^30.
+    """Read ``8x80GB``, ``2xH200``, ``2x80GB,1x40GB,cpu:500GB``; GB is 10^9 bytes and GiB 2^30.
 
     Without ``cpu:`` there is no memory beside the devices. ``trn2.48xlarge`` is its logical cores,
     of ``lnc`` physical ones each. Raises UserError with the right form.
@@ -124,6 +121,8 @@ def this_machine(ask_gpus: bool) -> Devices:
 
 
 def _size(text: str, part: str) -> int:
+    if text.strip().upper() in GPUS:
+        return GPUS[text.strip().upper()]
     try:
         found = parse_limits(text).every
     except UserError:
