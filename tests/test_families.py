@@ -460,7 +460,7 @@ def test_infinities_in_a_config_are_read() -> None:
 
 
 def test_a_config_that_makes_no_sense_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"config\.json does not describe a llama") as raised:
+    with pytest.raises(UserError, match="says hidden_size = 'wide', and a llama wants") as raised:
         read_config({"model_type": "llama", "hidden_size": "wide"})
     assert "\n" not in str(raised.value)
 

@@ -123,7 +123,11 @@ def test_a_folder_with_nothing_but_its_config_is_enough(
             {"model_type": "deepseek_ref", "architectures": ["DeepseekV3ForCausalLM"]},
             'nothing more, write "model_type": "deepseek_v3" in config.json',
         ),
-        ({"max_position_embeddings": "many"}, "does not describe a llama"),
+        (
+            {"max_position_embeddings": "many"},
+            "says max_position_embeddings = 'many', and a llama wants a whole number.",
+        ),
+        ({"hidden_size": 65}, "does not describe a llama: The hidden size (65) is not a multiple"),
         ({"quantization_config": {"quant_method": "hqq"}}, "quantised by hqq, which is not read"),
     ],
 )

@@ -69,6 +69,13 @@ def test_what_modelopt_says_beside_config_json_counts(name: str, tmp_path: Path)
     assert Checkpoint(plain.write(tmp_path / "plain")).config_digest == checkpoint.config_digest
 
 
+def test_a_plan_says_what_is_stored(tmp_path: Path, cli: Callable[..., Ended]) -> None:
+    folder = EVERY["openai/gpt-oss-20b"].write(tmp_path / "model")
+    ended = cli("job=plan", f"model.path={folder}", "plan.devices=8xH200")
+    assert ended.exit == 0, ended.err
+    assert "stored as 13,761,264,768 bytes (13.76 GB): MXFP4 10.15 GB, BF16 3.61 GB" in ended.out
+
+
 def test_kimi_k2_is_run_as_the_model_that_it_is(tmp_path: Path, cli: Callable[..., Ended]) -> None:
     folder = EVERY["moonshotai/Kimi-K2-Instruct"].write(tmp_path / "model")
     ended = cli(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -28,6 +29,12 @@ _SIZES = (
     *("num_attention_heads", "num_key_value_heads", "head_dim", "layer_types", "sliding_window"),
     "tie_word_embeddings",
 )
+# What transformers says of a value of another type, and before what its own checks say.
+_FIELD = re.compile(
+    r"Field '(?P<name>\w+)' expected (?P<due>\w+), got \w+ \(value: (?P<value>.{1,80}?)\)"
+)
+_DUE = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
+_CHECKED = re.compile(r"^Class validation error for validator '\w+': \w+: ")
 # transformers does not check every value: 0 heads end in a division, 0 experts in a chunk.
 _NONSENSE = (ArithmeticError, RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
@@ -49,8 +56,16 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
     try:
         return AutoConfig.for_model(model_type, **values)
     except (*_NONSENSE, StrictDataclassError) as error:
-        said = " ".join(str(error).split())
-        raise UserError(f"config.json does not describe a {model_type}: {said[:200]}") from error
+        raise UserError(_in_words(" ".join(str(error).split()), model_type)) from error
+
+
+def _in_words(said: str, model_type: str) -> str:
+    """Return what is wrong with config.json's values, of what transformers says of them."""
+    found = _FIELD.search(said)
+    if found and found["due"] in _DUE:
+        says = f"{found['name']} = {found['value']}"
+        return f"config.json says {says}, and a {model_type} wants {_DUE[found['due']]}."
+    return f"config.json does not describe a {model_type}: {_CHECKED.sub('', said)[:200]}"
 
 
 def known_type(model_type: object, classes: object = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ from layerparity.making.needs import ITEMSIZE, ForwardPass, cache_bytes, stage_a
 from layerparity.making.prepare import refuse_uneven_experts
 from layerparity.making.request.inputs import Request
 from layerparity.making.request.scope import num_layers_of, scope_of
+from layerparity.model.checkpoint import Checkpoint
 from layerparity.model.resolve import describe, say_parts
 from layerparity.model.weight_types import own_type
 from layerparity.plan.core_share import CoreLayout
@@ -173,7 +175,18 @@ def _architecture(config: Config) -> dict[str, Any]:
     # Of a checkpoint that is not fetched yet there is only config.json.
     if checkpoint.has_weights:
         checkpoint.refuse_other_sizes()
+        console.say(_stored(checkpoint))
     return checkpoint.config
+
+
+def _stored(checkpoint: Checkpoint) -> str:
+    """Return how many bytes the text model's tensors take in the checkpoint, and of which types."""
+    kinds = Counter[str]()
+    for each in checkpoint.tensors.values():
+        kinds[each.dtype] += each.bytes
+    total = kinds.total()
+    parts = ", ".join(f"{kind} {console.bytes_text(n)}" for kind, n in kinds.most_common())
+    return f"stored as {total:,} bytes ({console.bytes_text(total)}): {parts}"
 
 
 def _way(config: Config, nxdi: bool, *, one_device: bool) -> str:
