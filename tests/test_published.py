@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from itertools import takewhile
 from math import prod
@@ -58,6 +59,15 @@ def test_the_page_has_a_row_of_each() -> None:
     assert [line.split("|")[1].strip() for line in table] == [*EVERY]
     with pytest.raises(ValueError, match="the page has no table"):
         written("a page", [])
+
+
+def test_its_command_prints_the_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(published, "published", lambda: [EVERY["openai/gpt-oss-20b"]])
+    monkeypatch.setattr(sys, "argv", ["published.py"])
+    assert published.main() == 0
+    assert capsys.readouterr().out.strip() in ROWS
 
 
 @pytest.mark.parametrize("name", [n for n, each in EVERY.items() if each.modelopt])
