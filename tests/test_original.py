@@ -8,8 +8,10 @@ from pathlib import Path
 
 import folders
 import pytest
+import torch
 from conftest import Ended
 from packed_small import packed_copy
+from safetensors.torch import save_file
 
 from layerparity.making.read_back import recorded
 from layerparity.model.checkpoint import Checkpoint
@@ -97,15 +99,47 @@ def test_streamed_it_is_the_same(made: tuple[str, ...], tmp_path: Path, cli: Cli
     assert one.tensor("layers.2:out").equal(other.tensor("layers.2:out"))
 
 
+def test_a_dry_run_says_both_and_a_quantised_original_is_said(
+    made: tuple[str, ...], tmp_path: Path, cli: Cli
+) -> None:
+    dry = cli(*made, *words(tmp_path), "dry_run=true")
+    assert dry.exit == 0, dry.err
+    said = next(line for line in dry.out.splitlines() if line.startswith("reads"))
+    assert f"files in {tmp_path}/whole and " in said and f"files in {tmp_path}/packed" in said
+    packed_copy(tmp_path / "whole", tmp_path / "fp8", "fp8_by_row")
+    words_of = [word.replace("/whole", "/fp8") for word in words(tmp_path)]
+    dry = cli(*made, *words_of, "dry_run=true")
+    assert dry.exit == 0 and "is quantised, too" in dry.out
+
+
+def lora(folder: Path) -> Path:
+    """Write a LoRA of one plain weight."""
+    (folder / "lora").mkdir()
+    said = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["gate"]}
+    (folder / "lora/adapter_config.json").write_text(json.dumps(said))
+    gate = Checkpoint(folder / "whole").tensors["model.layers.0.mlp.gate.weight"]
+    rows, columns = gate.shape
+    parts = {"A": torch.ones(2, columns), "B": torch.ones(rows, 2)}
+    name = "base_model.model.model.layers.0.mlp.gate.lora_{}.weight"
+    tensors = {name.format(which): part for which, part in parts.items()}
+    save_file(tensors, folder / "lora/adapter_model.safetensors")
+    return folder / "lora"
+
+
 def test_what_is_no_original_is_refused(made: tuple[str, ...], tmp_path: Path, cli: Cli) -> None:
     folders.llama(tmp_path / "llama")
     whole, packed = f"{tmp_path}/whole", f"{tmp_path}/packed"
+    adapter = f"model.adapter={lora(tmp_path)}"
     for asked, said in {
         (f"model.path={packed}", f"model.original={whole}", "kind=candidate"): "is what a golden",
         (f"model.path={whole}", f"model.original={whole}"): "is not quantised",
         (f"model.path={packed}", f"model.original={tmp_path}/llama"): "is of another model than",
         (f"model.path={packed}", f"model.original={whole}", "reference.make=false"): "noise floors",
-        (f"model.path={packed}", f"model.original={tmp_path}/none"): "No checkpoint folder at",
+        (f"model.path={packed}", f"model.original={tmp_path}/none"): "cannot be opened: No checkp",
+        (f"model.path={packed}", f"model.original={packed}"): "is model.path itself",
+        (f"model.path={packed}", f"model.original={whole}", adapter): "has no adapter",
+        (f"model.path={packed}", f"model.original={whole}", "job=plan"): "leave it out here",
+        (f"model.path={packed}", f"model.original={whole}", "job=invariance"): "leave it out here",
     }.items():
         ended = cli(*made, *asked)
         assert ended.exit == 2 and said in ended.err, ended.err

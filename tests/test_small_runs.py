@@ -59,6 +59,7 @@ TOOLS = {
     # Its cases need sources of NxDI, which are nobody's to ship; without them it has none.
     "nxdi_sources": ("test_nxdi_sources.py", '"nxdi_sources.py"'),
     "vllm_neuron_sources": ("test_vllm_neuron.py", "sources.main("),
+    "published": ("test_published.py", "published.main("),
     "sharding": ("test_sharding.py", '"sharding.py"'),
 }
 # By hand: it takes minutes and a browser. tests/test_browser.py opens the same pages.

@@ -43,6 +43,7 @@ def run(config: Config) -> Exit:
     from layerparity.report.audit import sentences, summary, tables
     from layerparity.tracking.opening import open_store
 
+    config.model.refuse_original()
     if config.model.adapter:
         raise UserError(
             "job=audit looks at what a checkpoint stores",

@@ -38,6 +38,7 @@ def run(config: Config) -> Exit:
     from layerparity.checkpoint.sidecars import groups
     from layerparity.checkpoint.target import locked, target_folder
 
+    config.model.refuse_original()
     checkpoint, dtype = open_checkpoint(config.model), config.dtype.value
     if config.dtype is DType.auto:
         dtype = own_type(checkpoint.config)

@@ -6,7 +6,7 @@ How long it takes, and how much it keeps, is known from an earlier run alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ from layerparity.settings.config import Config, RunKind
 from layerparity.tracking.opening import open_to_read
 
 if TYPE_CHECKING:
+    from layerparity.model.checkpoint import Checkpoint
+    from layerparity.model.skeleton import Skeleton
     from layerparity.ports.base import Port
     from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.store import Store
@@ -141,12 +143,20 @@ def _times(prepared: Prepared, manifest: Manifest) -> float:
 
 def _reads(prepared: Prepared, port: Port | None) -> str:
     """Return what is read of the checkpoint, as the scope's stages are stored."""
+    from layerparity.making.original import OriginalPort
     from layerparity.ports.known.hf import HfPort
 
     checkpoint, stages = prepared.checkpoint, prepared.scope.stages
     if not isinstance(port, HfPort):
         return f"what the port reads of {checkpoint.place}"
-    names = {name for stage in stages for name in port.skeleton.sources(checkpoint, stage)}
+    if isinstance(port, OriginalPort):
+        parts = (port.skeleton, port.assets.checkpoint), (port.published.skeleton, checkpoint)
+        return " and ".join(_read(*each, stages) for each in parts)
+    return _read(port.skeleton, checkpoint, stages)
+
+
+def _read(skeleton: Skeleton, checkpoint: Checkpoint, stages: Sequence[str]) -> str:
+    names = {name for stage in stages for name in skeleton.sources(checkpoint, stage)}
     every = list(checkpoint.tensors.values())
     stored = [each for each in every if each.name in names]
     files, all_files = ({each.file for each in some} for some in (stored, every))

@@ -181,9 +181,9 @@ class _Passes:
         if epsilon <= torch.finfo(self.ways[0].dtype).eps:
             # One rounding moves a number by half an epsilon of it at most.
             least = (epsilon / 2) ** 2 * squares.sum(1)
-            alike = as_many_alike(tokens.mean(1)[:, self.mask]).clamp_min(1.0)
             # Other weights move a way further than any rounding moves the golden.
             rounding = [name != PUBLISHED for name in names]
+            alike = as_many_alike(tokens[:, rounding].mean(1)[:, self.mask]).clamp_min(1.0)
             clean = elements[:, rounding].sum(2).amax(1) * by_chance(alike, width)
             floor.golden_shares = _shares(goldens, clean.maximum(least))
         floor.real = torch.stack([tokens.amax(1), by_token], 1)[:, :, self.mask]

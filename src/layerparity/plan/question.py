@@ -166,6 +166,7 @@ def _refuse_cores(config: Config, devices: Devices, nxdi: bool) -> None:
 
 def _architecture(config: Config) -> dict[str, Any]:
     """Return the values of config.json; of a checkpoint that is here, held against its tensors."""
+    config.model.refuse_original()
     if config.model.path is None and config.model.architecture is not None:
         if config.model.adapter:
             raise UserError("model.adapter wants a checkpoint", "give model.path=<folder>.")

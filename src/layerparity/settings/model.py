@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded
 from layerparity.ground.resources import shipped as shipped_files
 from layerparity.settings.key import key
@@ -72,6 +73,15 @@ class ModelSettings:
         if self.prompt == own.get("prompt"):
             self.prompt = None
         self.name, self.shipped = CHECKPOINT, None
+
+    def refuse_original(self) -> None:
+        """Raise UserError for ``original`` in a command that makes no golden of it."""
+        if self.original:
+            raise UserError(
+                f"model.original={self.original} is what a golden of job=run backend=gpu port=hf "
+                "computes with",
+                "leave it out here.",
+            )
 
     @property
     def hub_id(self) -> str | None:

@@ -23,10 +23,12 @@ def open_original(config: Config, checkpoint: Checkpoint, stages: Sequence[str])
     """
     asked = f"model.original={config.model.original}"
     able = open_port.label(config.port) == "hf" and open_backend.abilities(config).references
-    if config.kind is not RunKind.golden or not able:
+    if config.job.name != "run" or config.kind is not RunKind.golden or not able:
+        config.model.refuse_original()
+    if config.model.adapter:
         raise UserError(
-            f"{asked} is what a golden of backend=gpu port=hf computes with",
-            "leave it out: a candidate computes with the weights that it has.",
+            f"{asked} has no adapter, and model.adapter={config.model.adapter} changes the other",
+            "leave one of them out.",
         )
     if not config.reference.make:
         raise UserError(
@@ -43,7 +45,12 @@ def open_original(config: Config, checkpoint: Checkpoint, stages: Sequence[str])
     model = ModelSettings(
         name=config.model.name, path=config.model.original, download=config.model.download
     )
-    original = open_checkpoint(model, stages)
+    try:
+        original = open_checkpoint(model, stages)
+    except UserError as error:
+        raise UserError(f"{asked} cannot be opened: {error}") from error
+    if original.place == checkpoint.place:
+        raise UserError(f"{asked} is model.path itself", "give what it was quantised from.")
     original.refuse_other_sizes()
     mine, its = (
         (each.config.get("model_type"), sizes_of(each.config)) for each in (checkpoint, original)
@@ -55,6 +62,8 @@ def open_original(config: Config, checkpoint: Checkpoint, stages: Sequence[str])
             f"{', '.join(other)}",
             "give the checkpoint that was quantised.",
         )
+    if original.unpacked.packed:
+        console.note(f"{asked} is quantised, too: its dequantised weights count as the original")
     if other:
         console.note(f"{asked} says otherwise in its config.json: {', '.join(other)}")
     return original
