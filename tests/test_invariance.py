@@ -27,6 +27,7 @@ from layerparity.making.arrangement import (
     LEFT,
     RIGHT,
     Arrangement,
+    another,
     as_it_is,
     in_batches,
     in_chunks,
@@ -99,6 +100,26 @@ class Counting(HfPort):
             Counting.calls += 1
             observed.output.mul_(1 + 1e-3 * (Counting.calls - 1))
         return observed
+
+
+class Leftover(HfPort):
+    longest = 0
+
+    def run(self, stage, given):
+        observed = super().run(stage, given)
+        if stage == "layers.1":
+            if Leftover.longest > given.shape[1]:
+                observed.output[:, 2] *= 1.01
+            Leftover.longest = max(Leftover.longest, given.shape[1])
+        return observed
+
+
+class SlotKept(HfPort):
+    slots = None
+
+    def new_cache(self, batch, max_tokens):
+        self.slots = self.slots or super().new_cache(batch, 256)
+        return self.slots
 
 
 class Threaded(HfPort):
@@ -231,6 +252,15 @@ def test_where_there_is_no_number_no_r_is_logged(tmp_path: Path) -> None:
     assert {each.step: each.value for each in differing} == {2: 1, 3: 1, 4: 1, 5: 1, 6: 0}
 
 
+def test_what_comes_before_is_another_text_and_is_not_compared() -> None:
+    before = another(MASK, 7)
+    assert before.columns.tolist() == [[4, 3, 2, 1, 0, 4, 3], [4, 3, 2, 4, 3, 2, 4]]
+    assert before.positions.tolist() == [[*range(7)]] * 2
+    whole = torch.zeros(2, 5)
+    before.put_back(torch.ones(2, 7), whole)
+    assert not whole.any()
+
+
 @pytest.fixture
 def own(three_blocks: Path) -> tuple[str, ...]:
     """Return the words of the job on a golden of a model of three blocks."""
@@ -252,7 +282,7 @@ def test_a_sound_model_is_equal_or_within_the_floor(
     assert ended.exit == 0, ended.out + ended.err
     record = kept(store)
     lines = record["variations"]
-    axes = {"repeat", "batch", "padding", "chunk", "cache", "threads", "bucket"}
+    axes = {"repeat", "after", "batch", "padding", "chunk", "cache", "threads", "bucket"}
     assert {each["axis"] for each in lines} == axes
     assert record["left_out"] == {}
     endings = {each["axis"]: set() for each in lines}
@@ -275,6 +305,8 @@ def test_a_sound_model_is_equal_or_within_the_floor(
         ("RowMixed", "job.batch=[2]", ["batch 2 last"], "layers.2.mlp:out", 0),
         ("CacheLong", "job.cache=[30,64]", ["cache 64"], "layers.2:out", 3),
         ("Threaded", "job.threads=[1,2]", ["threads 2"], "layers.1:out", 0),
+        ("Leftover", "job.after=[4,64]", ["after 64", "after 64 cached"], "layers.1:out", 2),
+        ("SlotKept", "job.after=[8]", ["after 8 cached"], "layers.0.self_attn:out", 0),
         ("Counting", "job.repeat=2", ["repeat 1", "repeat 2"], "layers.2:out", 0),
     ],
 )

@@ -1,4 +1,4 @@
-"""Hold one side against itself: another batch, padding, chunk, cache, thread count, or again."""
+"""Hold one side against itself: again, after another text, or in another batch, chunk or cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 KIND = "invariance"
-AXES = ("repeat", "batch", "padding", "chunk", "cache", "threads", "bucket")
+AXES = ("repeat", "after", "batch", "padding", "chunk", "cache", "threads", "bucket")
 # What a golden run has in common with the side that it judges.
 _OF_A_GOLDEN = ("capture", "device_map", "dtype", "model", "prompt", "seq_len", "tracking")
 
@@ -40,6 +40,7 @@ class Settings:
     name: str = KIND
     axes: list[str] = key([], f"what varies: {', '.join(AXES)}; empty: all that is possible")
     repeat: int = key(2, "how often the same is computed again", least=1)
+    after: list[int] = key([], "tokens of another request before it", least=1)
     batch: list[int] = key([], "sequences of a batch", least=1)
     padding: list[int] = key([], "tokens of padding, on the left and on the right", least=1)
     chunk: list[int] = key([], "tokens that are prefilled at a time", least=1)
@@ -147,7 +148,8 @@ def _compared(
     with obstacles_in_words():
         judge = SelfJudge.of(runs.base, tolerance, golden)
     lines = []
-    with progress.shown("blocks", len(variations) * len(prepared.scope.stages)) as bar:
+    passes = sum(1 if each.before is None else 2 for each in variations)
+    with progress.shown("blocks", passes * len(prepared.scope.stages)) as bar:
         for each in variations:
             if each.axis in left_out:
                 continue

@@ -80,6 +80,15 @@ def as_it_is(mask: torch.Tensor) -> Arrangement:
     return Arrangement(torch.arange(batch), columns, mask, beside, (0, tokens))
 
 
+def another(mask: torch.Tensor, width: int) -> Arrangement:
+    """Return other texts of ``width`` tokens: each sequence's own backwards, again and again."""
+    batch = mask.shape[0]
+    texts = [row.nonzero().flatten().flip(0) for row in mask]
+    columns = torch.stack([text[torch.arange(width) % len(text)] for text in texts])
+    beside = torch.ones(batch, dtype=torch.bool)
+    return Arrangement(torch.arange(batch), columns, torch.ones_like(columns), beside, (0, width))
+
+
 def padded(mask: torch.Tensor, width: int, side: str) -> Arrangement:
     """Return each sequence's real tokens in ``width`` places, padded on a side."""
     batch = mask.shape[0]

@@ -19,13 +19,16 @@ from layerparity.ports.opening import open_backend
 if TYPE_CHECKING:
     from layerparity.making.prepare import Prepared
 
+# Through a cache of its own.
+CACHED = "cached"
+
 
 @dataclass(frozen=True)
 class Variation:
     """One way in which a side is held against itself.
 
     ``axis`` is what varies, ``size`` how much of it, ``detail`` which side or place; with
-    ``threads`` torch computes with so many.
+    ``threads`` torch computes with so many. What is ``before`` goes through all stages first.
     """
 
     axis: str
@@ -33,6 +36,7 @@ class Variation:
     arrangements: tuple[Arrangement, ...]
     detail: str = ""
     threads: int | None = None
+    before: Arrangement | None = None
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.axis, str(self.size), self.detail)))
@@ -105,6 +109,17 @@ class Axes:
             own = replace(layouts.as_it_is(self.mask), room=size)
             yield Variation("cache", size, (own,))
 
+    def after(self, sizes: Sequence[int]) -> Iterator[Variation]:
+        """Yield the run after another request of so many tokens, without and with a cache."""
+        tokens = int(self.mask.shape[1])
+        for size in sizes or [each for each in (tokens, 2 * tokens) if each <= self.context]:
+            self.refuse_long("after", size, size)
+            self.refuse_large(int(self.mask.shape[0]), size, "job.after")
+            for detail, room in (("", 0), (CACHED, max(size, tokens))):
+                before = replace(layouts.another(self.mask, size), room=room)
+                own = replace(layouts.as_it_is(self.mask), room=room)
+                yield Variation("after", size, (own,), detail, before=before)
+
     def threads(self, sizes: Sequence[int]) -> Iterator[Variation]:
         """Yield the same run with other numbers of torch's threads. UserError off the CPU."""
         prepared = self.prepared
@@ -167,6 +182,7 @@ VARY: dict[str, Callable[[Axes, Sequence[int]], Iterator[Variation]]] = {
     "padding": Axes.padding,
     "chunk": Axes.chunk,
     "cache": Axes.cache,
+    "after": Axes.after,
     "threads": Axes.threads,
     "bucket": Axes.bucket,
 }

@@ -27,7 +27,7 @@ from layerparity.making.request.inputs import pad_of
 from layerparity.making.variations import Variation
 from layerparity.ports.base import Call, Observed, Port
 from layerparity.record.folder import RunFolder
-from layerparity.record.manifest import Manifest
+from layerparity.record.manifest import Manifest, SitePatterns
 from layerparity.record.ranks import RankRecord
 from layerparity.record.recorder import Recorder
 from layerparity.record.stored_run import StoredRun, from_folder
@@ -203,25 +203,15 @@ class VariedRuns:
 
         Return the run, which the next call overwrites.
         """
-        prepared, backend = self.prepared, self.prepared.backend
         where = self.folder / "varied"
         shutil.rmtree(where, ignore_errors=True)
         where.mkdir()
-        recorder, stages = Recorder(where), prepared.scope.stages
-        given = prepared.inputs.sites
-        pad = pad_of(prepared.checkpoint.config)
+        recorder = Recorder(where)
         with _threads(variation):
-            result = Execution(
-                port=VariedPort(self.port, variation.arrangements, pad, backend.streams),
-                stages=stages,
-                inputs=prepared.inputs,
-                input_sites={s: given.get(s, prepared.sites_of(s)[0]) for s in stages},
-                wanted=prepared.wanted,
-                recorder=recorder,
-                count=bar,
-                streams=backend.streams,
-                ahead=backend.ahead,
-            ).run()
+            if variation.before is not None:
+                nothing = SitePatterns("nothing", ())
+                self._pass((variation.before,), Recorder(where), nothing, bar)
+            result = self._pass(variation.arrangements, recorder, self.prepared.wanted, bar)
         manifest = replace(
             self.manifest,
             kind=RunKind.candidate.value,
@@ -233,6 +223,29 @@ class VariedRuns:
         )
         result.tensors_used, result.effective = self._result.tensors_used, self._result.effective
         return self._kept(where, manifest, result)
+
+    def _pass(
+        self,
+        arrangements: Sequence[Arrangement],
+        recorder: Recorder,
+        wanted: SitePatterns,
+        bar: progress.Progress,
+    ) -> PassResult:
+        """Run all stages in an arrangement; return what became of it, its sites recorded."""
+        prepared, backend = self.prepared, self.prepared.backend
+        given, stages = prepared.inputs.sites, prepared.scope.stages
+        pad = pad_of(prepared.checkpoint.config)
+        return Execution(
+            port=VariedPort(self.port, arrangements, pad, backend.streams),
+            stages=stages,
+            inputs=prepared.inputs,
+            input_sites={s: given.get(s, prepared.sites_of(s)[0]) for s in stages},
+            wanted=wanted,
+            recorder=recorder,
+            count=bar,
+            streams=backend.streams,
+            ahead=backend.ahead,
+        ).run()
 
     def _kept(self, folder: Path, manifest: Manifest, result: PassResult) -> StoredRun:
         files = RunFolder(folder)
