@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from itertools import takewhile
@@ -66,6 +67,8 @@ def test_its_command_prints_the_rows(
 ) -> None:
     monkeypatch.setattr(published, "published", lambda: [EVERY["openai/gpt-oss-20b"]])
     monkeypatch.setattr(sys, "argv", ["published.py"])
+    # What a program silences for itself, other tests in this process want to hear.
+    monkeypatch.setattr(logging, "disable", lambda level: None)
     assert published.main() == 0
     assert capsys.readouterr().out.strip() in ROWS
 
