@@ -424,6 +424,8 @@ def test_bits_can_be_demanded(run: Cli, own: tuple[str, ...], rounding: tuple[st
         (["job.batch=[100000000]"], r"100000000 x \d+ tokens need .* use a smaller job\.batch"),
         (["job.bucket=[100000]"], "makes 100000 tokens of a sequence, and the model's context is"),
         (["job.bucket=[2]"], r"job\.bucket=\[2\] is shorter than the text of \d+ tokens"),
+        (["job.axes=[after]", "seq_len=1"], "The text is one token, again and again"),
+        (["job.after=[100000]"], "makes 100000 tokens of a sequence, and the model's context is"),
         (["job.cache=[2]"], r"job\.cache=\[2\] is shorter than the text of \d+ tokens"),
         (["seq_len=100000"], "the model's context is 512: shorten it"),
         (["job.axes=[bath]"], r"There is no axis 'bath'\. Did you mean 'batch'\?"),

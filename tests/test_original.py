@@ -10,6 +10,9 @@ import folders
 import pytest
 import torch
 from conftest import Ended
+from gguf import GGMLQuantizationType
+from gguf_files import write
+from gguf_small import MAKE
 from packed_small import packed_copy
 from safetensors.torch import save_file
 
@@ -97,6 +100,21 @@ def test_streamed_it_is_the_same(made: tuple[str, ...], tmp_path: Path, cli: Cli
     prints = [each.run.files.read_effective_weights() for each in (one, other)]
     assert prints[0] == prints[1]
     assert one.tensor("layers.2:out").equal(other.tensor("layers.2:out"))
+
+
+def test_a_quantised_embedding_is_the_same_on_both_sides(tmp_path: Path, cli: Cli) -> None:
+    """A GGUF file packs it, and a copy has no floor: made by another quantiser than ours."""
+    whole = MAKE["qwen3"](tmp_path / "whole")
+    (tmp_path / "gguf").mkdir()
+    file = write(whole, tmp_path / "gguf/model.gguf", GGMLQuantizationType.Q8_0)
+    shared = ("backend=gpu", "device_map=cpu", "dtype=bfloat16", f"model.path={file}")
+    store = f"tracking.folder={tmp_path}/runs"
+    made = (*shared, store, f"model.original={whole}", "inputs=random", "seq_len=16", "name=golden")
+    assert cli(*made).exit == 0
+    fed = (*shared, store, "kind=candidate", "inputs=golden", "golden=golden", "name=right")
+    assert cli(*fed).exit == 0
+    ended = cli("job=compare", store, "golden=golden", "candidate=right")
+    assert ended.exit == 0 and "PASS" in ended.out, ended.out
 
 
 def test_a_dry_run_says_both_and_a_quantised_original_is_said(

@@ -14,7 +14,7 @@ from layerparity.ground.errors import UserError
 from layerparity.model.conversion import in_order
 from layerparity.model.header import Stored
 from layerparity.model.packed import PackedWeight
-from layerparity.model.packing import is_scale
+from layerparity.model.packing import QUANTIZATION, is_scale
 from layerparity.model.wrapped import is_wrapped
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def fit(config: Mapping[str, Any], tensors: Mapping[str, Stored], lost: set[str]
 
 def _unquantised(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return config.json's values without its quantization, which the scales' check is about."""
-    return {key: value for key, value in config.items() if key != "quantization_config"}
+    return {key: value for key, value in config.items() if key != QUANTIZATION}
 
 
 def _of_skeleton(skeleton: Skeleton, tensors: Mapping[str, Stored], lost: set[str]) -> Fit:

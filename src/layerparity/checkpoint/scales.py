@@ -10,7 +10,7 @@ from typing import Any
 from layerparity.checkpoint.finding import AuditFinding
 from layerparity.ground.errors import UserError
 from layerparity.model.header import Stored
-from layerparity.model.packing import PackingFault, Unpacked, unpack
+from layerparity.model.packing import QUANTIZATION, PackingFault, Unpacked, unpack
 
 _ORPHAN = "scale_orphan"
 
@@ -55,7 +55,7 @@ def check_packing(
     result.kinds.update(each.dtype for each in packed)
     result.findings += [_of_fault(each) for each in result.unpacked.faults.values()]
     floats = sum(each.dtype.startswith("F8") for each in packed)
-    if floats and config and config.get("quantization_config") is None:
+    if floats and config and config.get(QUANTIZATION) is None:
         text = f"{floats} weights are FP8 and config.json has no quantization_config"
         result.findings.append(_finding("quantization_unsaid", text))
     return result

@@ -14,7 +14,7 @@ from layerparity.checkpoint.target import REPORT, ConversionState
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import whole_file, write_text
 from layerparity.model.checkpoint import INDEX, Checkpoint
-from layerparity.model.packing import MODELOPT
+from layerparity.model.packing import MODELOPT, QUANTIZATION
 
 CONFIG = "config.json"
 _SINGLE = "model.safetensors"
@@ -73,7 +73,7 @@ def write_index(checkpoint: Checkpoint, shards: Sequence[Shard], folder: Path) -
 
 def converted_config(config: dict[str, Any], dtype: str) -> str:
     """Return config.json's text without its quantization and with the new type."""
-    kept = {key: value for key, value in config.items() if key != "quantization_config"}
+    kept = {key: value for key, value in config.items() if key != QUANTIZATION}
     kept["dtype"] = dtype
     # The name of the same key before transformers 5; other programs still read it.
     if "torch_dtype" in kept:

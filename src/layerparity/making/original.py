@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from layerparity.anatomy.site import EMBEDDING
 from layerparity.making.evaluate import StageCopy
 from layerparity.model.architecture import read_config
 from layerparity.model.prints import held_on_cpu, stage_prints
@@ -88,7 +89,8 @@ class Published:
 class OriginalPort(HfPort):
     """transformers' modules with the original's weights, and the quantised ones beside them.
 
-    What it says of its weights it says of the quantised ones: those are what candidates load.
+    What it says of its weights it says of the quantised ones: those are what candidates load. An
+    embedding's rows are copied, which has no floor: they are the quantised ones here, too.
     """
 
     def __init__(self, assets: Assets, checkpoint: Checkpoint) -> None:
@@ -102,6 +104,17 @@ class OriginalPort(HfPort):
         if stage not in self._prints:
             used, self._prints[stage] = self.published.prints(stage, self.skeleton.module(stage))
         return used
+
+    def fill(self, stage: str) -> dict[str, TensorHashes]:
+        """Fill the stage's modules on the CPU; return what each stored tensor that it used held."""
+        if stage == EMBEDDING:
+            return self.skeleton.load(self.published.checkpoint, stage)
+        return super().fill(stage)
+
+    def expect(self, stage: str | None) -> None:
+        """Begin to read the stage's weights while another one computes."""
+        if stage != EMBEDDING:
+            super().expect(stage)
 
     def effective_weights(self, stage: str) -> dict[str, WeightPrint]:
         """Return the prints of the quantised weights, with how far each was moved."""

@@ -111,7 +111,13 @@ class Axes:
 
     def after(self, sizes: Sequence[int]) -> Iterator[Variation]:
         """Yield the run after another request of so many tokens, without and with a cache."""
-        tokens = int(self.mask.shape[1])
+        tokens, ids = int(self.mask.shape[1]), self.prepared.inputs.token_ids
+        alike = ids is not None and ids[self.mask.bool()].unique().numel() < 2
+        if alike or self.longest < 2:
+            raise UserError(
+                "The text is one token, again and again: another text before it would be the same",
+                "use a text of several words.",
+            )
         for size in sizes or [each for each in (tokens, 2 * tokens) if each <= self.context]:
             self.refuse_long("after", size, size)
             self.refuse_large(int(self.mask.shape[0]), size, "job.after")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.family import family_of
 from layerparity.anatomy.site import EMBEDDING
 from layerparity.ground.errors import UserError
-from layerparity.model.packing import settings_of
+from layerparity.model.packing import QUANTIZATION, settings_of
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ def read_config(values: Mapping[str, Any]) -> PretrainedConfig:
 
     values = {key: _decoded(value) for key, value in values.items()}
     # Packed weights are given their values while they are read: the modules are the usual ones.
-    settings_of({"quantization_config": values.pop("quantization_config", None)})
+    settings_of({QUANTIZATION: values.pop(QUANTIZATION, None)})
     model_type = known_type(values.pop("model_type", None), values.get("architectures"))
     # By its own names: what an architecture makes of its sizes, it makes before it takes others.
     own = getattr(CONFIG_MAPPING[model_type], "attribute_map", {})

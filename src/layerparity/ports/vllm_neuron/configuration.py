@@ -10,6 +10,7 @@ from layerparity.anatomy.shards import padded
 from layerparity.anatomy.site import EMBEDDING, HEAD, Site
 from layerparity.ground.errors import UserError
 from layerparity.model.architecture import read_config
+from layerparity.model.packing import QUANTIZATION
 from layerparity.ports.nxdi.configuration import DENSE_FIRST, LISTS_OF_LAYERS
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def configured(
     says of it: the model may look there by any. Other stages have no block, and those that need no
     vocabulary a small one. Raises UserError for weights that are stored quantised.
     """
-    if "quantization_config" in checkpoint.config:
+    if QUANTIZATION in checkpoint.config:
         raise UserError(
             "the checkpoint's weights are quantised, and port=vllm_neuron follows no such ones",
             "convert it first: job=convert.",
