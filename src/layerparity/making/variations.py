@@ -118,7 +118,8 @@ class Axes:
                 "The text is one token, again and again: another text before it would be the same",
                 "use a text of several words.",
             )
-        for size in sizes or [each for each in (tokens, 2 * tokens) if each <= self.context]:
+        usual = (tokens // 2, tokens, 2 * tokens)
+        for size in sizes or [each for each in usual if each <= self.context]:
             self.refuse_long("after", size, size)
             self.refuse_large(int(self.mask.shape[0]), size, "job.after")
             for detail, room in (("", 0), (CACHED, max(size, tokens))):
