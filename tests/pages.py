@@ -147,6 +147,8 @@ def write(block: Block) -> None:
 def plain(text: str) -> str:
     """Return text without what differs from run to run: ids, numbers, spaces, widths of tables."""
     text = re.sub(r"\b(?=[a-z]*\d)[0-9a-f]{8,32}\b", "ID", text)
+    # An id that Hydra would read as a number, as 12345678 or 1234e567, is quoted.
+    text = re.sub(r"""'(\w+=)"ID"'""", r"\1ID", text)
     return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", " ".join(text.split()))
 
 
