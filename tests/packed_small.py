@@ -182,7 +182,10 @@ FORMATS: Mapping[str, tuple[Callable[[str, torch.Tensor], Tensors], dict[str, An
     "gptq": (gptq, {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True}),
     "int4": (int4, _groups(**_INT4, symmetric=True)),
     "int4_zeros": (lambda n, w: int4(n, w, zero_points=True), _groups(**_INT4, symmetric=False)),
-    "int8": (int8, _groups(num_bits=8, type="int", strategy="channel")),
+    "int8": (
+        int8,
+        {**_groups(num_bits=8, type="int", strategy="channel"), "format": "int-quantized"},
+    ),
     "fp8_by_row": (fp8_by_row, _groups(num_bits=8, type="float", strategy="channel")),
     "fp8_by_weight": (fp8_by_weight, {"quant_method": "modelopt", "quant_algo": "FP8"}),
     "nvfp4": (nvfp4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
@@ -209,4 +212,18 @@ def packed_copy(source: Path, folder: Path, form: str) -> Path:
         for name, each in load_file(file).items():
             made |= pack(name, each) if wanted.search(name) else {name: each.bfloat16()}
     save_file(made, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def rounding_inputs(folder: Path, **said: Any) -> Path:
+    """Have a folder of compressed-tensors say how inputs are rounded; a fixed scale is 0.05."""
+    config = json.loads((folder / "config.json").read_text())
+    group = config["quantization_config"]["config_groups"]["group_0"]
+    group["input_activations"] = {"num_bits": 8, "dynamic": True, "symmetric": True, **said}
+    (folder / "config.json").write_text(json.dumps(config))
+    if said.get("dynamic") is False:
+        tensors = load_file(folder / "model.safetensors")
+        scales = {n.replace("weight_scale", "input_scale") for n in tensors if "_scale" in n}
+        tensors |= {name: torch.tensor([0.05]) for name in scales}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder

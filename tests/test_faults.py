@@ -57,8 +57,8 @@ OUTSIDE = {
     "head_of_rank_0": HEAD,
     "vocabulary_padding_unmasked": HEAD,
 }
-# Those of other packings than FP8 are planted in tests/test_packing.py.
-PACKED = {name for name in catalogue() if name.startswith(("packed_", "adapter_"))}
+# Those of other packings than FP8 are planted in tests/test_packing.py and test_activations.py.
+PACKED = {n for n in catalogue() if n.startswith(("packed_", "adapter_", "input_scale_"))}
 IN_BLOCKS = sorted(set(catalogue()) - OUTSIDE.keys() - PACKED)
 
 Made = Callable[[str], Path]

@@ -15,6 +15,7 @@ import folders
 import pytest
 import torch
 from conftest import Ended
+from packed_small import packed_copy, rounding_inputs
 from real_engines import IDS, judged
 
 from layerparity.record.verdict import Outcome
@@ -28,7 +29,15 @@ RIGHT = [
     ("qwen3", "float16"),
     ("qwen3_moe", "float32"),
     ("qwen3_moe", "float16"),
+    ("llama-int8", "float32"),
+    ("llama-int8", "bfloat16"),
+    ("qwen3-fixed", "float32"),
 ]
+# Packed in eight bits as compressed-tensors does, activations too: by token, or by a fixed scale.
+PACKED = {
+    "llama-int8": {"type": "int", "strategy": "token"},
+    "qwen3-fixed": {"type": "int", "strategy": "tensor", "dynamic": False},
+}
 # What is wrong in the engine, and where that shows first.
 WRONG = {
     "eps": "layers.1.post_attention_layernorm",
@@ -45,12 +54,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     base = tmp_path_factory.mktemp("vllm")
     for family, make in MADE.items():
         make(base / family, head_dim=32)
+    for name, said in PACKED.items():
+        packed_copy(base / name.partition("-")[0], base / name, "int8")
+        rounding_inputs(base / name, **said)
     two = [IDS[0].tolist(), torch.randint(3, 290, (20,)).tolist()]
     runs = [
         *((f"{family}-{dtype}", family, dtype, "", two[:1]) for family, dtype in RIGHT),
         *((f"{wrong}-{dtype}", "llama", dtype, wrong, two[:1]) for wrong, dtype in FAULTS),
         ("two", "llama", "float16", "", two),
         ("cut", "qwen3", "bfloat16", "", two[:1]),
+        ("scale", "qwen3-fixed", "bfloat16", "scale", two[:1]),
     ]
     jobs = [
         {"to": str(base / to), "model": str(base / family), "dtype": d, "wrong": w, "ids": ids}
@@ -90,6 +103,14 @@ def test_what_is_cut_to_bfloat16_is_named(cli: Cli, recorded: Path) -> None:
         assert verdict.outcome is Outcome.FAIL, said
         assert str(verdict.where) == "layers.0.self_attn:context", said
         assert "shown (99 %): numbers are cut to bfloat16, towards zero" in said
+
+
+def test_a_stored_scale_that_is_not_read_is_named(cli: Cli, recorded: Path) -> None:
+    model = ("model=checkpoint", f"model.path={recorded / 'qwen3-fixed'}")
+    verdict, said = judged(cli, recorded / "scale", *model)
+    assert (verdict.outcome, str(verdict.where)) == (Outcome.FAIL, "layers.1.self_attn.q_proj:out")
+    assert "round their operands to what config.json says of activations" in said
+    assert "shown (99 %): the stored scales of activations were not read" in said
 
 
 @pytest.mark.parametrize(("wrong", "dtype"), FAULTS)

@@ -33,7 +33,15 @@ def _norm(model: Any) -> None:
     model.model.layers[2].input_layernorm.weight.data.fill_(1.0)
 
 
-WRONG = {"eps": _eps, "stream": _stream, "rotary": _rotary, "norm": _norm}
+def _scale(model: Any) -> None:
+    # Scales of inputs that were not read stay at 1.
+    for module in model.model.layers[1].modules():
+        scheme = getattr(module, "scheme", None)
+        if scheme is not None:
+            getattr(module, scheme.kernel.layer_param_names[2]).data.fill_(1.0)
+
+
+WRONG = {"scale": _scale, "eps": _eps, "stream": _stream, "rotary": _rotary, "norm": _norm}
 
 
 def record(job: dict[str, Any]) -> None:

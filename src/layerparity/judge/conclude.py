@@ -35,6 +35,7 @@ from layerparity.mistakes.catalogue import likeliest
 from layerparity.mistakes.replayed import Replays
 from layerparity.mistakes.ruled_out import ruled_out
 from layerparity.numbers.closeness import Closeness
+from layerparity.numbers.operands import ACTIVATIONS
 from layerparity.record.findings import Caution, CautionKind, UnfinishedSweep
 from layerparity.record.manifest import ORIGINAL
 from layerparity.record.stored_run import StoredRun, is_transformers
@@ -191,7 +192,8 @@ def _cautions(
         cautions.append(Caution(CautionKind.GOLDEN_OF_A_PORT, values={"port": other[0]}))
     rounded = {each.computed.operands for each in candidate.manifests} - {()}
     for operands in sorted(rounded):
-        values = {"operands": " and ".join(operands)}
+        words = {ACTIVATIONS: "what config.json says of activations"}
+        values = {"operands": " and ".join(words.get(each, each) for each in operands)}
         cautions.append(Caution(CautionKind.ROUNDED_OPERANDS, "candidate", values))
     original = {m.numerics[ORIGINAL] for m in golden.manifests if ORIGINAL in m.numerics}
     if original:
@@ -205,8 +207,9 @@ def _cautions(
             cautions.append(Caution(CautionKind.SYNTHETIC_INPUTS, role))
     cautions += rounding_cautions(tolerance, (*golden.dtypes, *candidate.dtypes))
     cautions += probe_cautions(golden, candidate, blocks)
-    # The weights of a candidate of the original are further off than any sum.
-    cautions += [] if original else noisier(rows, golden.dtypes, candidate.dtypes)
+    # Other weights, and operands of few bits, are further off than any sum.
+    told = original or rounded
+    cautions += [] if told else noisier(rows, golden.dtypes, candidate.dtypes)
     return tuple(cautions)
 
 

@@ -71,6 +71,8 @@ class HeldSite:
 
     def explained(self, made: torch.Tensor, kept: torch.Tensor) -> bool:
         """Say whether numbers [token, ...] leave little of the error of ``kept``, bool [token]."""
+        if made.shape != self.values.candidate.shape:
+            return False
         right, golden = self.values.candidate[kept], self.values.golden[kept]
         left, apart = (right - made[kept]).norm(), (right - golden).norm()
         return bool(left < _LEFT * apart)
@@ -88,8 +90,12 @@ class ReplayJudge:
     sites: Mapping[str, HeldSite]
     block: Block
 
-    def shows(self, made: Mapping[str, torch.Tensor]) -> bool:
-        """Say whether numbers, each [token, ...], are the candidate's at all sites of the block."""
+    def shows(self, made: Mapping[str, torch.Tensor], coarse: bool = False) -> bool:
+        """Say whether numbers, each [token, ...], are the candidate's at all sites of the block.
+
+        Of a ``coarse`` mistake they need not be so to rounding: by a last place before it, a number
+        is a step of few bits off behind it.
+        """
         everything = torch.ones(len(self.sites[self.guilty].values.golden), dtype=torch.bool)
         alike = everything
         chosen = self.sites.get(CHOICES)
@@ -104,7 +110,8 @@ class ReplayJudge:
                 continue
             after = local == WEIGHTS or self.block.is_from(local, CHOICES)
             kept = alike if after else everything
-            if not held.chosen and not held.fits(made[local], kept):
+            right = held.chosen or held.fits(made[local], kept)
+            if not right and not (coarse and held.explained(made[local], kept)):
                 return False
             if local == self.guilty and not held.explained(made[local], kept):
                 return False
@@ -179,7 +186,9 @@ def with_replays(
         elif trial.fault is None:
             if not judge.is_sound(made):
                 break
-        elif judge.shows(made) and judge.shows(_rows(trial, guilt, sides[0], judge.sites)):
+        elif judge.shows(made, trial.fault.coarse) and judge.shows(
+            _rows(trial, guilt, sides[0], judge.sites), trial.fault.coarse
+        ):
             shown.append(trial.fault)
         elif not trial.drawn:
             tried.add(trial.fault.cause)

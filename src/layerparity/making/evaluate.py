@@ -14,6 +14,7 @@ from layerparity.anatomy.family import CHOSEN_TOKENS
 from layerparity.anatomy.site import Place, Site
 from layerparity.ground.errors import UserError
 from layerparity.making.beside import Beside
+from layerparity.model.activations import of_stage
 from layerparity.model.prints import offloaded
 from layerparity.model.weight_types import stays_float32
 from layerparity.numbers.arithmetic import Replay
@@ -30,6 +31,10 @@ from layerparity.ports.observed.observe import (
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from layerparity.model.checkpoint import Checkpoint
+    from layerparity.model.skeleton import Skeleton
+    from layerparity.numbers.activations import Activations
 
 
 def scores_at(choices: str) -> str:
@@ -50,6 +55,14 @@ class OtherWeights(Protocol):
     @property
     def copied(self) -> StageCopy:
         """Where the copy of a stage with these weights is kept."""
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Where they are stored."""
+
+    @property
+    def skeleton(self) -> Skeleton:
+        """What knows the stored names of each."""
 
     def loaded(self, stage: str) -> AbstractContextManager[Mapping[str, torch.Tensor]]:
         """Yield a stage's tensors by their place in its module."""
@@ -108,6 +121,7 @@ class Evaluator(HfPort):
         self._narrow = dtype if dtype not in (None, port.skeleton.dtype) else None
         self._stages, self._taps, self._sent = {}, {}, {}
         self._modules: dict[str, nn.Module] = {}
+        self._inputs: dict[str, dict[int, Activations]] = {}
         self._beside: dict[str, Beside] = {}
         self._arguments, self._call = [], None
 
@@ -149,6 +163,10 @@ class Evaluator(HfPort):
         # written.
         self._stages[stage] = partial(self._computed, stage, self._observed(stage, module))
         self._modules[stage] = module
+        if self.way.operands:
+            of = self._weights or self
+            checkpoint = self._weights.checkpoint if self._weights else self.assets.checkpoint
+            self._inputs[stage] = of_stage(of.skeleton, checkpoint, stage, module)
         return {}
 
     def _computed(
@@ -164,6 +182,7 @@ class Evaluator(HfPort):
         self._beside.pop(stage, None)
         self._stages.pop(stage, None)
         self._modules.pop(stage, None)
+        self._inputs.pop(stage, None)
         if self._call is not None and _is_long(self._call):
             self._arguments = []
             self._sent.clear()
@@ -196,7 +215,8 @@ class Evaluator(HfPort):
         )
         attending = {}
         with ExitStack() as stack:
-            stack.enter_context(self.way.around(self.skeleton.config, apart=steps))
+            inputs = self._inputs.get(stage)
+            stack.enter_context(self.way.around(self.skeleton.config, steps, inputs))
             stack.enter_context(attention_by_query() if steps else attention_in_blocks())
             stack.enter_context(router)
             for path, tap in self._taps[stage]:

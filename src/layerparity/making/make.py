@@ -175,13 +175,22 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> ReferenceRecord
         return None
     from layerparity.making.original import OriginalPort
     from layerparity.making.reference import ReferenceRecorder, floor_dtypes
+    from layerparity.model.activations import of_any
+    from layerparity.numbers.operands import ACTIVATIONS
 
     # A golden of a candidate's own values judges that one: computed, fed and split as this one is.
     others = not prepared.inputs.values_of
     asked = [dtype.value for dtype in config.reference.dtypes or ([] if others else [config.dtype])]
     dtypes = floor_dtypes(port, asked, [*map(str, config.operands)])
-    chained, components = config.reference.chained, config.reference.components
     published = port.published if isinstance(port, OriginalPort) else None
+    if ACTIVATIONS in map(str, config.operands):
+        of_weights = published.checkpoint if published else port.assets.checkpoint
+        if of_any(of_weights) is None:
+            console.note(
+                "operands=[activations] changes nothing: config.json does not say how what is "
+                "multiplied is rounded"
+            )
+    chained, components = config.reference.chained, config.reference.components
     return ReferenceRecorder(
         port, folder, dtypes, others and chained, others and components, published
     )

@@ -88,7 +88,12 @@ class ReplayedBlock:
 
         packed = self.port.assets.checkpoint.unpacked.kinds
         every = (*hypotheses(self.block), *self._of_other_blocks())
-        asked = [each for each in every if wanted(each) and _can_be(each, packed)]
+        inputs = self.port._inputs(str(self.place)).values()
+        asked = [
+            each
+            for each in every
+            if wanted(each) and _can_be(each, packed) and each.fits_inputs(inputs)
+        ]
         return [each for each in asked if self._changes(each)]
 
     def _changes(self, fault: Fault) -> bool:
@@ -138,6 +143,7 @@ class ReplayedBlock:
         assert layer is not None, "mistakes are planted in blocks"
         surgery = Surgery(layer, port.skeleton.config)
         surgery.quantised = partial(port._quantised, str(self.place))
+        surgery.inputs = partial(port._inputs, str(self.place))
         port.fault, port.layers = fault or port._choose(), {layer}
         try:
             # Whether a mistake changes anything here is what is asked.

@@ -56,7 +56,10 @@ class Ways:
             computed = Computed.parse(dtype)
             narrow = None if computed.dtype == own else getattr(torch, computed.dtype)
             for way in ways_of(computed, own):
-                self._tracks[dtype, way.name] = _Track(Evaluator(port, way, narrow, copied))
+                # What an engine packs, too, it multiplies by packed weights.
+                others = published if way.operands else None
+                evaluator = Evaluator(port, way, narrow, copied, others)
+                self._tracks[dtype, way.name] = _Track(evaluator)
             if published:
                 evaluator = Evaluator(port, Way(PUBLISHED), narrow, weights=published)
                 self._tracks[dtype, PUBLISHED] = _Track(evaluator)

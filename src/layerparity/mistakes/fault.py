@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from layerparity.anatomy.site import DECODE, PREFILL, Place
+from layerparity.numbers.activations import Activations
 from layerparity.numbers.pieces import Pieces
 
 PHASES = (PREFILL, DECODE)
@@ -65,7 +66,8 @@ class Surgery:
 
     Weights are changed in place and come back by loading them again. ``frozen`` holds weights, by
     their path inside the stage and in its shapes, that a compiled graph uses in place of its own.
-    ``quantised()`` gives the stage's weights that are stored packed. ``layer`` is None outside the
+    ``quantised()`` gives the stage's weights that are stored packed, ``inputs()`` how the inputs of
+    some are rounded, as `Operands` takes it. ``layer`` is None outside the
     blocks. ``drawn`` says that what was planted is random, so that nobody else's mistake has the
     same numbers.
     """
@@ -75,6 +77,7 @@ class Surgery:
     seed: int = 0
     frozen: dict[str, torch.Tensor] = field(default_factory=dict)
     quantised: Callable[[], Iterable[Quantised]] = tuple
+    inputs: Callable[[], Mapping[int, Activations]] = dict
     drawn: bool = field(default=False, init=False)
     _undo: list[Callable[[], None]] = field(default_factory=list)
 
@@ -135,6 +138,10 @@ class Fault:
     """The weights alone show it."""
     quantised: tuple[str, ...] = ()
     """It is one of unpacking weights, of these formats."""
+    of_inputs: Callable[[Activations], bool] | None = None
+    """It is one of packing what weights are multiplied by, where a checkpoint says it of some."""
+    coarse: bool = False
+    """It rounds to so few bits that a last place before it makes a step of theirs behind it."""
     why_not: WhyNot = everywhere
     """Of a module, a floating type and a phase: why it changes nothing there, or nothing. The
     module, a block or another stage, may be on the meta device."""
@@ -161,6 +168,10 @@ class Fault:
     def sentence(self) -> str:
         """What was done wrong, as a cause says it."""
         return self.says or self.story
+
+    def fits_inputs(self, inputs: Iterable[Activations]) -> bool:
+        """Say whether it can be made where the inputs of a stage's weights are rounded so."""
+        return self.of_inputs is None or any(map(self.of_inputs, inputs))
 
     def places(self, layers: Iterable[int]) -> list[Place]:
         """Return what it is planted in: the blocks of these layers, or its stage outside them."""

@@ -10,6 +10,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded
 from layerparity.ground.resources import shipped
 from layerparity.model import hub
+from layerparity.model.activations import of_any
 from layerparity.model.adapter import LoraAdapter
 from layerparity.model.checkpoint import CONFIG, INDEX, Checkpoint
 from layerparity.model.gguf_file import is_gguf, models_in, parts_of
@@ -78,6 +79,12 @@ def say_parts(checkpoint: Checkpoint) -> None:
         console.note(
             f"{unused[0]} and {len(unused) - 1} more scales of activations and caches are not "
             "used: what is multiplied is not quantised"
+        )
+    rounded = of_any(checkpoint)
+    if rounded:
+        console.note(
+            f"config.json has engines round what is multiplied ({rounded}): "
+            "operands=[activations] judges those by it"
         )
 
 

@@ -215,9 +215,7 @@ class Skeleton:
         self, checkpoint: Checkpoint, weight: str, tensor: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Return a weight as the tensors it was made of, in their stored shapes; empty of none."""
-        self._map(checkpoint)
-        source = self._source_of(weight)
-        names = self._sources.get(source, [])
+        source, names = self._source_of(weight), self.made_of(checkpoint, weight)
         shapes = {name: checkpoint.tensors[name].shape for name in names}
         try:
             recipe = self.conversion.recipe(source, shapes) if names else None
@@ -239,6 +237,11 @@ class Skeleton:
             # Other names for the same parts: gate before up, and w1 before w3.
             ends = dict(zip(in_order(names), in_order(pieces), strict=True))
         return {name: pieces[piece] for name, piece in ends.items()}
+
+    def made_of(self, checkpoint: Checkpoint, weight: str) -> list[str]:
+        """Return the stored tensors that a weight is made of, by name; none of what is not."""
+        self._map(checkpoint)
+        return self._sources.get(self._source_of(weight), [])
 
     def unload(self, stage: str) -> None:
         """Give a stage's memory back: its parameters go to the meta device again."""

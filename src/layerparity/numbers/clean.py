@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from layerparity.anatomy.computed import Computed
+from layerparity.numbers.activations import Activations
 from layerparity.numbers.arithmetic import (
     Linear,
     Product,
@@ -76,10 +77,13 @@ class Way:
     operands: str = ""
 
     @contextmanager
-    def around(self, config: Any, apart: bool = False) -> Iterator[None]:
+    def around(
+        self, config: Any, apart: bool = False, inputs: Mapping[int, Activations] | None = None
+    ) -> Iterator[None]:
         """Compute this way inside; ``config`` is the model's transformers configuration.
 
-        Rows are computed ``apart`` where each is a decode step of its own.
+        Rows are computed ``apart`` where each is a decode step of its own. ``inputs`` are the
+        `Operands`'.
         """
         product = (self.by_row if apart else None) or self.product
         # The context that is entered last answers first: `Apart` sees what a product calls in turn.
@@ -90,7 +94,7 @@ class Way:
             if product is not None:
                 stack.enter_context(Linear(product))
             if self.operands:
-                stack.enter_context(Operands(self.operands))
+                stack.enter_context(Operands(self.operands, inputs))
             if self.wide is not None:
                 stack.enter_context(Widen(self.wide))
             yield

@@ -12,11 +12,13 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from layerparity.numbers.activations import Activations
 from layerparity.numbers.arithmetic import Mode, Operation
 
 # Whose operands are rounded: those of all products, of weights', of attention's, or what a cache
-# holds of these: keys and values.
-ALL, WEIGHTS, ATTENTION, CACHE = "all", "weights", "attention", "cache"
+# holds of these: keys and values; or of weights that say how themselves.
+ALL, WEIGHTS, ATTENTION, CACHE, PACKED = "all", "weights", "attention", "cache", "packed"
+ACTIVATIONS = "activations"
 # Attention multiplies [batch, head, token, channel]; experts, batches of fewer dimensions.
 _DIMENSIONS = 4
 _OF_WEIGHTS: Set[Operation] = frozenset(
@@ -49,25 +51,32 @@ class Rounding(NamedTuple):
 
 
 class Operands(Mode):
-    """Round the operands of products as a `Rounding` of ``ROUNDED`` does."""
+    """Round the operands of products as a `Rounding` of ``ROUNDED`` does.
+
+    ``inputs`` are how weights that say it themselves have theirs rounded, by the `id` of each.
+    """
 
     answers = _OF_WEIGHTS | _MATRICES | {scaled_dot_product_attention}
 
-    def __init__(self, operands: str) -> None:
+    def __init__(self, operands: str, inputs: Mapping[int, Activations] | None = None) -> None:
         super().__init__()
-        self._how = ROUNDED[operands]
+        self._how, self._inputs = ROUNDED[operands], inputs or {}
 
     def run(
         self, func: Operation, args: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]
     ) -> object:
         """Return a product of rounded operands."""
         if func is scaled_dot_product_attention:
-            if self._how.of == WEIGHTS:
+            if self._how.of in (WEIGHTS, PACKED):
                 return func(*args, **named)
             return self._attended(args, named)
         if len(args) < 2:
             args, named = (*args, *named.values()), {}
         first, second, *more = args
+        if self._how.of == PACKED:
+            # One expert's weight is a view of what holds them all.
+            own = self._inputs.get(id(second)) or self._inputs.get(id(second._base))
+            return func(own.rounded(first) if own else first, second, *more, **named)
         # Experts that are stored [in, out] are multiplied as matrices.
         of_weights = func in _OF_WEIGHTS or first.dim() < _DIMENSIONS
         attends = not of_weights
@@ -161,4 +170,5 @@ ROUNDED: dict[str, Rounding] = {
     "flash_float16": Rounding(_FLOAT16, ATTENTION, torch.float16),
     "cache_float8_e4m3": Rounding(_clamped(torch.float8_e4m3fn), CACHE),
     "cache_float8_e5m2": Rounding(_clamped(torch.float8_e5m2), CACHE),
+    ACTIVATIONS: Rounding(torch.clone, PACKED),
 }

@@ -33,6 +33,7 @@ from layerparity.record.dump_format import (
     description_of,
     tensors_of,
 )
+from layerparity.record.recorded_operands import operands_of
 
 _NEVER = (
     "it was never called: what runs it passes by its forward (a fused kernel, a compiled or "
@@ -47,10 +48,6 @@ _SAFETENSORS = {
     **{"bfloat16": "BF16", "bool": "BOOL", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"},
 }
 _POSITIONS = ("positions", "position_ids")
-# What vLLM calls the types of a cache, and what operands= does.
-_CACHES = dict.fromkeys(("fp8", "fp8_e4m3"), "cache_float8_e4m3") | {
-    "fp8_e5m2": "cache_float8_e5m2"
-}
 
 
 @dataclass
@@ -233,7 +230,7 @@ class RecordedPasses:
             _ends_of(self._keys),
             {key: self.unseen.get(key, _NEVER) for key in lost},
             list(self._notes),
-            _operands(model),
+            operands_of(model),
         )
         with self._whole(description_of(self._rank)) as part:
             part.write_text(json.dumps(asdict(made), indent=1), encoding="utf-8")
@@ -373,9 +370,3 @@ def _engine(model: nn.Module) -> tuple[str, str]:
     except metadata.PackageNotFoundError:
         # A build of another name, as vLLM's for CPUs.
         return name, getattr(sys.modules.get(name), "__version__", "")
-
-
-def _operands(model: nn.Module) -> list[str]:
-    """Return what all caches of attention keep keys and values in, where vLLM says it."""
-    kinds = {str(getattr(each, "kv_cache_dtype", "")) for each in model.modules()} - {""}
-    return [_CACHES[each] for each in kinds if len(kinds) == 1 and each in _CACHES]

@@ -96,7 +96,7 @@ def fault_cells(
     for name in names:
         fault = known_fault(name)
         for setting in settings:
-            if fault.quantised and STORED not in fault.quantised:
+            if fault.of_inputs or (fault.quantised and STORED not in fault.quantised):
                 # No model of the grid is packed so.
                 continue
             if bool(fault.quantised) != (setting.model == FP8):

@@ -74,6 +74,7 @@ class Rounded(Choice):
     flash_float16 = "flash_float16"
     cache_float8_e4m3 = "cache_float8_e4m3"
     cache_float8_e5m2 = "cache_float8_e5m2"
+    activations = "activations"
 
 
 class RunKind(Choice):
@@ -254,7 +255,8 @@ class Config:
     )
     operands: list[Rounded] = key(
         [],
-        "what products round their operands to: bfloat16 (auto-cast), tf32, float16, q8_0, q8_k",
+        "what products round their operands to: bfloat16 (auto-cast), tf32, activations (as "
+        "config.json says), float16, q8_0, q8_k",
         jobs=("run", "capture"),
     )
     attn_implementation: str | None = key(

@@ -15,8 +15,9 @@ from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.kernels import core_of
 from layerparity.mistakes.norms import norm_check, one_factor_a_row
 from layerparity.mistakes.routers import GATES, SCORES, routing_of
+from layerparity.numbers.activations import Activations
 from layerparity.numbers.arithmetic import Operation
-from layerparity.numbers.operands import CACHE, ROUNDED, Operands
+from layerparity.numbers.operands import CACHE, PACKED, ROUNDED, Operands
 
 # The types that a tensor's numbers may all be of, the narrowest first.
 _NARROW = (torch.float8_e5m2, torch.float8_e4m3fn, torch.bfloat16, torch.float16)
@@ -182,28 +183,43 @@ def _cut(evidence: Evidence) -> Cause | None:
 
 
 def tries(block: nn.Module) -> Iterator[Fault]:
-    """Yield a block whose products round their operands; of a narrower type, its cache alone."""
+    """Yield a block whose products round their operands; of a narrower type, coarse ones alone."""
     weight = next(block.parameters(), None)
     for name, how in ROUNDED.items():
-        if how.of == CACHE or (weight is not None and weight.dtype == torch.float32):
+        if how.of in (CACHE, PACKED) or (weight is not None and weight.dtype == torch.float32):
             yield _rounding(name)
 
 
 def _rounding(operands: str) -> Fault:
     def around(exact: Operation) -> Operation:
         def forward(*args: object, **named: object) -> object:
-            with Operands(operands):
+            with Operands(operands, inputs):
                 return exact(*args, **named)
 
         return forward
 
+    inputs = dict[int, Activations]()
+
     def plant(block: nn.Module, surgery: Surgery) -> None:
+        inputs.clear()
+        inputs.update(surgery.inputs())
         surgery.wrap(block, around)
 
-    cached = ROUNDED[operands].of == CACHE
-    does = "keys and values are kept as" if cached else "products round their operands to"
-    words = f"{does} {operands}; where that is meant, operands=[{operands}] judges by it"
-    return Fault(f"{operands} operands", words, "", "precision", plant=plant)
+    of = ROUNDED[operands].of
+    does = {
+        CACHE: f"keys and values are kept as {operands}",
+        PACKED: "activations are quantised before products, as config.json says",
+    }.get(of, f"products round their operands to {operands}")
+    words = f"{does}; where that is meant, operands=[{operands}] judges by it"
+    return Fault(
+        f"{operands} operands",
+        words,
+        component="",
+        cause="precision",
+        of_inputs=bool if of == PACKED else None,
+        coarse=of in (CACHE, PACKED),
+        plant=plant,
+    )
 
 
 RULE = Precision()

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.backends.chosen import abilities_of
 from layerparity.ground.errors import UserError, nearest
+from layerparity.model.activations import of_stage
 from layerparity.ports.base import Assets, Call, Observed
 from layerparity.ports.known.hf import REPLAY_HELP, HfPort
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
     import torch
+
+    from layerparity.numbers.activations import Activations
 
 
 @dataclass
@@ -38,6 +41,7 @@ class CleanPort(HfPort):
             hint = nearest(name or "", known)
             raise UserError(f"port=clean wants port.name=NAME.{hint} Known: {', '.join(known)}.")
         self.way = known[name]
+        self._inputs: dict[str, dict[int, Activations]] = {}
         super().__init__(assets, replay, self.way.ranks)
 
     def begin(self, call: Call) -> None:
@@ -45,7 +49,15 @@ class CleanPort(HfPort):
         with self.way.around(self.skeleton.config):
             super().begin(call)
 
+    def load(self, stage: str) -> dict[str, str]:
+        """Load the stage as `HfPort` does, and what its weights say of their inputs."""
+        used = super().load(stage)
+        if self.way.operands:
+            module, checkpoint = self.skeleton.module(stage), self.assets.checkpoint
+            self._inputs[stage] = of_stage(self.skeleton, checkpoint, stage, module)
+        return used
+
     def run(self, stage: str, given: torch.Tensor) -> Observed:
         """Run one stage the clean way, on [batch, token, channel] or ids int64 [batch, token]."""
-        with self.way.around(self.skeleton.config):
+        with self.way.around(self.skeleton.config, inputs=self._inputs.get(stage)):
             return super().run(stage, given)

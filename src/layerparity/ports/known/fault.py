@@ -12,6 +12,7 @@ from layerparity.anatomy.site import Place, within
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
 from layerparity.mistakes.catalogue import WRONG_OUTPUT, catalogue, check_fault, known_fault
+from layerparity.model.activations import of_stage
 from layerparity.model.packed import pieces_of
 from layerparity.ports.base import Assets, Call
 from layerparity.ports.known.hf import REPLAY_HELP, HfPort
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from layerparity.machine.device import Placed
     from layerparity.mistakes.fault import Fault, Quantised, Surgery
     from layerparity.model.tensor_hashes import TensorHashes
+    from layerparity.numbers.activations import Activations
 
 
 @dataclass
@@ -156,6 +158,7 @@ class PlantedPort(HfPort):
         if whole in self.planted and touched and not self._reason(whole):
             surgery = Surgery(place.layer, self.skeleton.config, self.seed)
             surgery.quantised = partial(self._quantised, stage)
+            surgery.inputs = partial(self._inputs, str(whole))
             self._surgeries[stage] = surgery
             self.fault.plant(self.skeleton.module(str(whole)), surgery)
         return filled
@@ -174,6 +177,11 @@ class PlantedPort(HfPort):
                 if packed is not None:
                     yield Quantised(value, list(pieces_of(packed, read)), packed.layout.turned)
 
+    def _inputs(self, stage: str) -> dict[int, Activations]:
+        """Return how the inputs of a stage's weights are rounded, by the `id` of each."""
+        checkpoint, skeleton = self.assets.checkpoint, self.skeleton
+        return of_stage(skeleton, checkpoint, stage, skeleton.module(stage))
+
     def _reason(self, place: Place) -> str:
         """Return why the fault does not apply to a whole stage in any phase, or nothing."""
         from layerparity.mistakes.fault import PHASES
@@ -185,6 +193,8 @@ class PlantedPort(HfPort):
             wanted, stored = self.fault.quantised, self.assets.checkpoint.unpacked.kinds
             if wanted and not stored & set(wanted):
                 reasons = [f"the checkpoint holds no weights in {', '.join(wanted)}"]
+            if not self.fault.fits_inputs(self._inputs(str(place)).values()):
+                reasons = ["the checkpoint does not say it of this stage's inputs"]
             self._reasons[self.fault.id, place] = "" if "" in reasons else reasons[0]
         return self._reasons[self.fault.id, place]
 
