@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import folders
+import packing_mistakes
 import pytest
 import torch
 from conftest import Ended
@@ -363,3 +365,27 @@ def test_a_right_port_passes_and_a_mistake_is_named(
     assert ended.exit == 1 and "FAIL at layers.1" in ended.out
     cause = next(line for line in ended.out.splitlines() if line.startswith("cause"))
     assert "shown" in cause and says in cause
+
+
+def test_the_table_of_mistakes_holds_each_that_a_format_can_have(tmp_path: Path) -> None:
+    """The page's table; its first cell is planted, and named from weights and from tensors."""
+    page = packing_mistakes.PAGE.read_text()
+    stated = set()
+    for line in page.partition(packing_mistakes.BEGIN)[2].splitlines():
+        found = re.match(r"\| `(\w+)` \| .* \| (.*) \|$", line)
+        stated |= {(found[1], form) for form in found[2].split(", ")} if found else set()
+    due = set()
+    for form in (*FORMATS, "fp8"):
+        base = tmp_path / form
+        base.mkdir()
+        checkpoint = Checkpoint(packing_mistakes.checkpoints(form, base)[1])
+        (kind,) = checkpoint.unpacked.kinds
+        values = {name: checkpoint.value(name) for name in checkpoint.unpacked.packed}
+        for fault in packing_mistakes.mistakes(kind):
+            wrong = packing_mistakes.wrong_values(checkpoint, fault)
+            if not all(torch.equal(each, values[name]) for name, each in wrong.items()):
+                due.add((fault.id, form))
+    assert stated == due
+    (tmp_path / "one").mkdir()
+    first = next(packing_mistakes.cells("mxfp4", tmp_path / "one"))
+    assert first == ("packed_nibble_order", packing_mistakes.NAMED, packing_mistakes.NAMED)

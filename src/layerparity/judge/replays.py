@@ -13,7 +13,7 @@ import torch
 
 from layerparity.anatomy.block import Block
 from layerparity.anatomy.blocks import Blocks
-from layerparity.anatomy.site import Kind, Place, Site, overlap
+from layerparity.anatomy.site import Kind, Place, Site, overlap, within
 from layerparity.judge.ranks import replicas_apart
 from layerparity.judge.references import References, SiteReference
 from layerparity.judge.rows import by_token, has_tokens, real_tokens
@@ -158,7 +158,7 @@ def with_replays(
     def asked(fault: Fault) -> bool:
         right = fault.by_weights and evidence.weights_compared and not blamed
         right = right or (explained and not fault.quantised)
-        told = not known or known == {fault.refines}
+        told = known <= {*fault.refines}
         shared = 1 in (fault.degree, guilt.degree) or guilt.degree % fault.degree == 0
         # What is packed, another format may pack alone.
         here = bool(fault.quantised) or overlap(fault.component, guilt.component)
@@ -207,13 +207,16 @@ def _are_packed(findings: Sequence[WeightFinding], golden: RunSet) -> bool:
 def _fed(guilt: Guilt, candidate: RunSet) -> dict[str, torch.Tensor]:
     """Return a candidate's own values in the guilty block, [batch, token, ...] by address there.
 
-    A golden of them went on from each, and computed none from what it had computed itself.
+    A golden of them went on from each, and computed none from what it had computed itself. Choices
+    are among them where the router is none of what went wrong.
     """
     assert guilt.site is not None
     ends, fed = (":in", ":out"), {}
+    routes = within(guilt.component, CHOICES.partition(":")[0])
+    kinds = {Kind.REAL} if routes else {Kind.REAL, Kind.INDEX_SET}
     for site, (source, record) in candidate.records.items():
         inside = site.place.stage == guilt.place.stage and site.local not in ends
-        if inside and site.pass_step == guilt.site.pass_step and record.kind is Kind.REAL:
+        if inside and site.pass_step == guilt.site.pass_step and record.kind in kinds:
             fed[site.local] = source.load(record)
     return fed
 

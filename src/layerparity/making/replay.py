@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
+from layerparity.anatomy.family import ATTENDED, ROUTED
 from layerparity.anatomy.site import PREFILL, Place
 from layerparity.ground import console, progress
 from layerparity.machine.memory import free_host_memory
@@ -193,7 +194,8 @@ def replays(
     """Yield what a golden's block gives in a floating type, sound and with each mistake asked for.
 
     It goes on from what the golden was ``fed`` inside the block, floating [batch, token, ...] by
-    address there: routed by the same logits, it chooses the same experts.
+    address there, and from choices, int64 [batch, token, k]: without these it chooses the same
+    experts where the logits are among what it was fed.
 
     Nothing is yielded, and nothing said, where its checkpoint is not here or is another, where it
     is too large for this machine, and where another port than transformers' modules made it.
@@ -201,7 +203,7 @@ def replays(
     try:
         manifest = golden.read_manifest()
         plan = _plan(golden, manifest, block, dtype)
-        if plan is None:
+        if plan is None or block.layer is None:
             return
         with open_backend.opened(plan.config) as backend:
             wanted = SitePatterns("everything", ("*",))
@@ -209,7 +211,11 @@ def replays(
             with console.quiet():
                 loaded = _loaded(golden, manifest, plan, ReplayPort(assets), block)
             if loaded is not None:
-                loaded.call.fed = {block.layer: fed} if fed else {}
+                told = {local: fed[local] for local in (ROUTED, ATTENDED) if local in fed}
+                values = {local: each for local, each in fed.items() if local not in told}
+                loaded.call.fed = {block.layer: values} if values else {}
+                loaded.call.choices = {block.layer: told[ROUTED]} if ROUTED in told else {}
+                loaded.call.attended = {block.layer: told[ATTENDED]} if ATTENDED in told else {}
                 yield from _trials(loaded, asked)
     except Exception:
         # What somebody else's run names may fail in any way: a verdict names what it can without.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 from layerparity.ground import registry
@@ -30,6 +31,8 @@ def catalogue() -> list[str]:
 def known_fault(name: str) -> Fault:
     """Return a known fault. Raises UserError with the nearest id where there is none."""
     check_fault(name)
+    if name not in catalogue():
+        return _tried()[name]
     fault: Fault = registry.load(KNOWN, name).FAULT
     return fault
 
@@ -37,10 +40,19 @@ def known_fault(name: str) -> Fault:
 def check_fault(name: str) -> None:
     """Raise UserError with the nearest id where a name is neither a fault's nor `WRONG_OUTPUT`."""
     known = sorted((*catalogue(), WRONG_OUTPUT))
-    if name not in known:
+    if name not in known and name not in _tried():
         raise UserError(
             f"There is no fault '{name}'.{nearest(name, known)} Known: {', '.join(known)}."
         )
+
+
+@cache
+def _tried() -> dict[str, Fault]:
+    """Return what known bugs' files try beside the known faults whatever the block, by id."""
+    from torch import nn
+
+    files = (registry.load(KNOWN, name) for name in registry.holding(KNOWN, "TRIES"))
+    return {fault.id: fault for file in files for fault in file.TRIES(nn.Module())}
 
 
 def rules() -> dict[str, Rule]:
@@ -71,7 +83,7 @@ def suspected(evidence: Evidence) -> list[Cause]:
         if each is not None
     ]
 
-    refined = {fault.refines for fault in evidence.replayed.shown}
+    refined = {cause for fault in evidence.replayed.shown for cause in fault.refines}
 
     def order(cause: Cause) -> tuple[bool, bool, bool, bool, float, str]:
         rare, general = cause.confidence < LIMIT, cause.id in _GENERAL

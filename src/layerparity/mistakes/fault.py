@@ -155,8 +155,8 @@ class Fault:
     """What it is planted in: `BLOCK`, or ``embed_tokens``, ``norm`` or ``lm_head``."""
     says: str = ""
     """The mistake as a sentence says it of one block, where that is not the ``story``."""
-    refines: str = ""
-    """A cause that stored tensors show of it, and that says less."""
+    refines: tuple[str, ...] = ()
+    """Causes that stored tensors may show of it, and that say less."""
     degree: int = 1
     """A mistake of sharding is one of so many ranks."""
     rank: int | None = None

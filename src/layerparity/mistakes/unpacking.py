@@ -13,15 +13,15 @@ from layerparity.numbers.pieces import IN_BLOCKS, Pieces
 
 Values = Callable[[Pieces], torch.Tensor]
 INTEGERS = ("INT4", "INT8")
+# What tensors show of scales that are wrong: a factor, or one for each channel.
+OF_FACTORS = ("scale", "one_factor_each")
 EVERY = (*INTEGERS, "MXFP4", "NVFP4", *IN_BLOCKS)
 
 
-def unpacked_as(
-    name: str, says: str, values_of: Values, formats: tuple[str, ...] = EVERY, refines: str = ""
-) -> Fault:
+def unpacked_as(name: str, says: str, values_of: Values, formats: tuple[str, ...] = EVERY) -> Fault:
     """Return a mistake that gives each weight in one of ``formats`` the values [row, column] so.
 
-    ``says`` and ``refines`` are the `Fault`'s.
+    ``says`` is the `Fault`'s.
     """
     return Fault(
         name,
@@ -31,7 +31,7 @@ def unpacked_as(
         by_weights=True,
         quantised=formats,
         plant=partial(_plant, values_of),
-        refines=refines,
+        refines=OF_FACTORS,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.mistakes.unpacking import OF_FACTORS
 from layerparity.numbers.pieces import FP8
 
 
@@ -21,5 +22,6 @@ FAULT = Fault(
     cause="fp8_scale",
     by_weights=True,
     quantised=(FP8,),
+    refines=OF_FACTORS,
     plant=plant,
 )

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.mistakes.unpacking import OF_FACTORS
 from layerparity.numbers.pieces import FP8, Pieces
 
 
@@ -33,5 +34,6 @@ FAULT = Fault(
     cause="weights_altered",
     by_weights=True,
     quantised=(FP8,),
+    refines=OF_FACTORS,
     plant=plant,
 )

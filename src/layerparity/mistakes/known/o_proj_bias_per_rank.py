@@ -31,7 +31,7 @@ def _added(degree: int) -> Fault:
     )
     plant: Plant = partial(_plant, degree=degree)
     name = f"o_proj.bias of {degree} ranks"
-    return Fault(name, words, _PATH, _CAUSE, plant=plant, refines="offset", degree=degree)
+    return Fault(name, words, _PATH, _CAUSE, plant=plant, refines=("offset",), degree=degree)
 
 
 def tries(block: nn.Module) -> Iterator[Fault]:

@@ -32,7 +32,6 @@ FAULT = unpacked_as(
     "the scale of the whole weight was applied twice",
     _twice,
     ("NVFP4",),
-    refines="scale",
 )
 _OTHERS = (
     unpacked_as(
@@ -40,14 +39,12 @@ _OTHERS = (
         "the scale of the whole weight was not applied",
         _dropped,
         ("NVFP4",),
-        refines="scale",
     ),
     unpacked_as(
         "packed_exponent_bias",
         "the exponents of e8m0 scales were biased by 126 instead of 127",
         _biased,
         ("MXFP4",),
-        refines="scale",
     ),
 )
 
