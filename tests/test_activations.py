@@ -280,6 +280,7 @@ def test_our_own_port_computes_so_and_its_mistake_is_named(
         assert cli(*made, *planted, "kind=candidate", f"name={name}").exit == 0
     right = cli("job=compare", store, "golden=golden", "candidate=right")
     assert right.exit == 0 and "PASS" in right.out, right.out
+    assert "do not round their operands so" not in " ".join(right.out.split())
     wrong = cli("job=compare", store, "golden=golden", "candidate=wrong")
     assert wrong.exit == 1 and f"FAIL at {FIRST}" in wrong.out, wrong.out
     assert "shown (99 %): the stored scales of activations were not read" in wrong.out

@@ -25,7 +25,12 @@ WIDTH = HEADS * SIZE
 STEP = float(torch.finfo(torch.float32).eps)
 FACTS = {"num_attention_heads": "4", "num_key_value_heads": "2", "head_dim": "8"}
 ROWS = Tokens((0,) * 14 + (1,) * 10, (*range(14), *range(10)), frozenset({1}))
-DRAW = torch.Generator().manual_seed(0)
+DRAW = torch.Generator()
+
+
+@pytest.fixture(autouse=True)
+def _as_if_alone() -> None:
+    DRAW.manual_seed(0)
 
 
 def drawn(*shape: int) -> torch.Tensor:

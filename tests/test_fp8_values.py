@@ -11,7 +11,12 @@ from safetensors.torch import save_file
 
 from layerparity.model.checkpoint import Checkpoint
 
-MADE = torch.Generator().manual_seed(0)
+MADE = torch.Generator()
+
+
+@pytest.fixture(autouse=True)
+def _as_if_alone() -> None:
+    MADE.manual_seed(0)
 
 
 def checkpoint(folder: Path, weight: torch.Tensor, scales: torch.Tensor) -> Checkpoint:

@@ -17,7 +17,12 @@ from layerparity.settings.config import Rounded
 Run = Callable[..., Ended]
 HERE = (SMALL, "backend=gpu", "device_map=cpu", "threads=1", "scope=range", "start=0", "end=1")
 SOME = torch.tensor([4], dtype=torch.int32)
-RANDOM = torch.Generator().manual_seed(0)
+RANDOM = torch.Generator()
+
+
+@pytest.fixture(autouse=True)
+def _as_if_alone() -> None:
+    RANDOM.manual_seed(0)
 
 
 def values(*shape: int) -> torch.Tensor:
@@ -79,7 +84,8 @@ def test_which_products_round() -> None:
         assert torch.equal(grouped, experts) is not wanted[0]
         assert tuple(not torch.equal(a, b) for a, b in zip(found, plain, strict=True)) == wanted
         for a, b in zip(found, plain, strict=True):
-            assert torch.allclose(a, b, atol=0.1)
+            # Half a step of eight bits is about 0.01, of 32 terms.
+            assert torch.allclose(a, b, atol=0.2)
 
 
 @pytest.mark.parametrize("named", [{}, {"is_causal": True}, {"scale": 0.3, "enable_gqa": True}])
@@ -143,6 +149,12 @@ def test_a_candidate_of_rounded_operands_is_judged_by_their_noise(cli: Run) -> N
     ended = cli("job=compare", "golden=rounding", "candidate=said")
     assert ended.exit == Exit.OK, ended.out
     assert "round their operands to tf32" in ended.out
+    assert "do not round their operands so" not in " ".join(ended.out.split())
+    # One that rounds none, though it says so, is as near to the reference as the golden.
+    assert cli(*candidate, "port.name=eager attention", "operands=[tf32]", "name=exact").exit == 0
+    ended = cli("job=compare", "golden=rounding", "candidate=exact")
+    assert ended.exit == Exit.OK, ended.out
+    assert "products do not round their operands so: at" in " ".join(ended.out.split())
     # Its own golden has no such floor, and says what makes one.
     ended = cli("job=compare", "golden=plain", "candidate=said")
     assert ended.exit == Exit.INCONCLUSIVE, ended.out

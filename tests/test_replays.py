@@ -332,7 +332,14 @@ def test_a_block_too_large_for_this_machine_is_left_alone(
 
 
 # ---------------------------------------------------------------- what is accepted
-DRAW = torch.Generator().manual_seed(3)
+DRAW = torch.Generator()
+
+
+@pytest.fixture(autouse=True)
+def _as_if_alone() -> None:
+    DRAW.manual_seed(3)
+
+
 RIGHT = torch.randn(20, 8, generator=DRAW, dtype=torch.float64)
 OFF = RIGHT + torch.randn(20, 8, generator=DRAW, dtype=torch.float64)
 ALONE = torch.arange(20)[:, None] == 4

@@ -44,6 +44,9 @@ from layerparity.record.verdict import Outcome, Row, Verdict
 Progress = Callable[[int, int, str], None]
 # The candidate's error against the reference over the golden's own, above which it is noisier.
 NOISIER = 1.2
+# So many times a golden's own error rounded operands make, where they show; and what is no more of
+# it than chance makes.
+_COARSE, _AS_NEAR = 3.0, 1.5
 _SHORT = {"bfloat16", "float16"}
 
 
@@ -208,8 +211,10 @@ def _cautions(
     cautions += rounding_cautions(tolerance, (*golden.dtypes, *candidate.dtypes))
     cautions += probe_cautions(golden, candidate, blocks)
     # Other weights, and operands of few bits, are further off than any sum.
-    told = original or rounded
-    cautions += [] if told else noisier(rows, golden.dtypes, candidate.dtypes)
+    if rounded:
+        cautions += not_rounded(rows)
+    elif not original:
+        cautions += noisier(rows, golden.dtypes, candidate.dtypes)
     return tuple(cautions)
 
 
@@ -243,6 +248,23 @@ def noisier(rows: Sequence[Row], golden: Iterable[str], candidate: Iterable[str]
             values = {"site": local, "blocks": len(each), "times": min(each)}
             return [Caution(CautionKind.NOISIER, "candidate", values)]
     return []
+
+
+def not_rounded(rows: Sequence[Row]) -> list[Caution]:
+    """Return a caution where a candidate rounds no operands, though it is said to.
+
+    Where that is `_COARSE` times as noisy as the golden, it is as near to the reference everywhere
+    as the golden is itself. ``rows`` stand in the order of a forward pass.
+    """
+    found = [
+        (row.site, row.metrics["error_ratio"] / own)
+        for row in rows
+        if (own := row.metrics.get("golden_error_ratio")) and own < 1 / _COARSE
+    ]
+    if not found or max(times for _, times in found) > _AS_NEAR:
+        return []
+    values = {"site": str(found[0][0]), "count": len(found)}
+    return [Caution(CautionKind.NOT_ROUNDED, "candidate", values)]
 
 
 def with_guilt(

@@ -136,6 +136,7 @@ class CautionKind(StrEnum):
     OWN_VALUES = "own_values"
     GOLDEN_OF_A_PORT = "golden_of_a_port"
     ROUNDED_OPERANDS = "rounded_operands"
+    NOT_ROUNDED = "not_rounded"
     ORIGINAL_WEIGHTS = "original_weights"
 
 
@@ -158,6 +159,7 @@ CAUTION_VALUES = {
     CautionKind.OWN_VALUES: set(),
     CautionKind.GOLDEN_OF_A_PORT: {"port"},
     CautionKind.ROUNDED_OPERANDS: {"operands"},
+    CautionKind.NOT_ROUNDED: {"site", "count"},
     CautionKind.ORIGINAL_WEIGHTS: {"original", "moved"},
 }
 
