@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +15,13 @@ import torch
 from conftest import Ended
 from fp8_small import BLOCK, fp8_copy
 from packed_small import packed_copy, rounding_inputs
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from layerparity.model.activations import of_weight
 from layerparity.model.checkpoint import Checkpoint
 from layerparity.numbers.activations import Activations
+from layerparity.record.recorded_operands import operands_of
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.recording import recording
 from layerparity.settings.tracking import TrackingConfig
@@ -235,6 +239,115 @@ def test_what_a_checkpoint_says_is_read(
     found = of_weight(Checkpoint(folder), "model.layers.0.self_attn.q_proj.weight")
     assert found is not None or means is None
     assert found == (means._replace(fixed=pytest.approx(means.fixed)) if means else None)
+
+
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+FP8_TOKENS = {"type": "float", "num_bits": 8, "strategy": "token", "dynamic": True}
+ROWS = {"type": "float", "num_bits": 8}
+
+
+def grouped(**groups: tuple[list[str], Any]) -> dict[str, Any]:
+    """Return compressed-tensors' groups of FP8 weights by name: their targets, and their inputs."""
+    said = {
+        name: {"targets": targets, "weights": ROWS, "input_activations": own}
+        for name, (targets, own) in groups.items()
+    }
+    return {"quant_method": "compressed-tensors", "config_groups": said}
+
+
+def quark(weight: str, inputs: Any, **layers: str) -> dict[str, Any]:
+    """Return what Quark says of all modules, and of the patterns' own."""
+    tensors = {"dtype": "fp8_e4m3", "qscheme": "per_channel", "is_dynamic": True}
+    own = {
+        name: {"weight": {"dtype": each}, "input_tensors": tensors} for name, each in layers.items()
+    }
+    said = {"weight": {"dtype": weight}, "input_tensors": inputs}
+    return {"quant_method": "quark", "global_quant_config": said, "layer_quant_config": own}
+
+
+FP4_GROUPS = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "is_dynamic": True}
+
+
+@pytest.mark.parametrize(
+    ("said", "means"),
+    [
+        (grouped(a=(["Linear"], FP8_TOKENS)), Activations("FP8")),
+        # The module's own group leaves its inputs as they are.
+        (grouped(a=(["Linear"], FP8_TOKENS), b=(["re:.*self_attn.*"], None)), None),
+        (grouped(a=(["re:.*mlp.*"], FP8_TOKENS), b=(["re:.*self_attn.*"], None)), None),
+        (grouped(a=(["Linear"], FP8_TOKENS), b=([QUERY[:-7]], FP8_TOKENS)), Activations("FP8")),
+        # Which of two groups of a class a module is in, nothing says.
+        (grouped(a=(["Linear"], FP8_TOKENS), b=(["Other"], None)), None),
+        (grouped(a=(["re:["], FP8_TOKENS)), Activations("FP8")),
+        (quark("fp4", FP4_GROUPS), None),
+        (quark("fp4", FP4_GROUPS, **{"*self_attn*": "fp8_e4m3"}), Activations("FP8")),
+        (quark("fp8_e4m3", None), None),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"},
+            Activations("FP8"),
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, None),
+        ({"quant_method": "fbgemm_fp8"}, Activations("FP8")),
+    ],
+)
+def test_what_config_json_says_of_a_module_counts(
+    llama: Path, tmp_path: Path, said: dict[str, Any], means: Activations | None
+) -> None:
+    folder = packed_copy(llama, tmp_path / "packed", "fp8_by_row")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
+    assert of_weight(Checkpoint(folder), QUERY) == means
+
+
+def test_a_scale_that_was_never_measured_is_none(llama: Path, tmp_path: Path) -> None:
+    folder = packed_copy(llama, tmp_path / "packed", "nvfp4_divided")
+    rounding_inputs(
+        folder, type="float", num_bits=4, strategy="tensor_group", group_size=16, dynamic="local"
+    )
+    tensors = load_file(folder / "model.safetensors")
+    for scale, means in ((0.0, None), (math.nan, None), (50.0, Activations("FP4", 16, fixed=0.02))):
+        tensors[QUERY.replace("weight", "input_global_scale")] = torch.tensor([scale])
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        found = of_weight(Checkpoint(folder), QUERY)
+        assert found == (means and means._replace(fixed=pytest.approx(0.02)))
+
+
+def test_numbers_of_four_bits_may_have_inputs_of_eight(llama: Path, tmp_path: Path) -> None:
+    folder = packed_copy(llama, tmp_path / "packed", "int4_zeros")
+    rounding_inputs(folder, type="int", strategy="token")
+    assert of_weight(Checkpoint(folder), QUERY) == Activations("INT8")
+
+
+def test_the_recorder_tells_kernels_that_round_from_those_that_do_not() -> None:
+    """Stand-ins with the names of vLLM's classes, whose kernels run on GPUs alone."""
+
+    def engine(name: str, **held: Any) -> nn.Module:
+        module = nn.Linear(2, 2)
+        module.quant_method = type(name, (), held)()
+        return nn.Sequential(nn.Linear(2, 2), module)
+
+    def kernel(name: str) -> Any:
+        return type(name, (), {})()
+
+    backends = Enum("Backend", ["MARLIN", "TRITON"])
+    rounds = [
+        engine("Fp8LinearMethod", fp8_linear=kernel("CutlassFP8ScaledMMLinearKernel")),
+        engine("Fp8MoEMethod", fp8_backend=backends.TRITON),
+        engine("CompressedTensorsW8A8Int8", kernel=kernel("CPUInt8ScaledMMLinearKernel")),
+        engine("CompressedTensorsW4A4Mxfp4MoEMethod", experts_cls=type("CutlassExperts", (), {})),
+    ]
+    leaves = [
+        engine("UnquantizedLinearMethod"),
+        engine("Fp8LinearMethod", fp8_linear=kernel("MarlinFP8ScaledMMLinearKernel")),
+        engine("Fp8LinearMethod", fp8_linear=kernel("CPUFp8BlockScaledMMKernel")),
+        engine("Fp8MoEMethod", fp8_backend=backends.MARLIN),
+        engine("CompressedTensorsW8A16Fp8", kernel=kernel("XPUW8A16FP8LinearKernel")),
+        engine("CompressedTensorsW4A4Nvfp4MoEMethod", nvfp4_backend=backends.MARLIN),
+        engine("CompressedTensorsW4A4Nvfp4MoEMethod", use_a16=True),
+        engine("CompressedTensorsW4A4Mxfp4MoEMethod", experts_cls=type("MarlinExperts", (), {})),
+    ]
+    assert [operands_of(each) for each in rounds] == [["activations"]] * len(rounds)
+    assert [operands_of(each) for each in leaves] == [[]] * len(leaves)
 
 
 def test_blocks_of_fp8_share_scales_that_may_be_powers_of_two(tmp_path: Path) -> None:

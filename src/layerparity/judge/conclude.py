@@ -210,7 +210,7 @@ def _cautions(
             cautions.append(Caution(CautionKind.SYNTHETIC_INPUTS, role))
     cautions += rounding_cautions(tolerance, (*golden.dtypes, *candidate.dtypes))
     cautions += probe_cautions(golden, candidate, blocks)
-    # Other weights, and operands of few bits, are further off than any sum.
+    # Other weights, and rounded operands, are further off than any sum.
     if rounded:
         cautions += not_rounded(rows)
     elif not original:

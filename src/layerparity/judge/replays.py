@@ -261,7 +261,7 @@ def _floor(
     if not isinstance(wide, SiteReference):
         return None
     # What other weights move is no rounding.
-    rounding = [name != PUBLISHED for name in wide.floor.ways]
+    rounding = [not name.startswith(PUBLISHED) for name in wide.floor.ways]
     squares = wide.floor.tokens[rounding].amax(0)
     mask = left.source.mask
     return (squares if mask is None else squares[mask.flatten()]).sqrt()

@@ -188,7 +188,7 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> ReferenceRecord
         if of_any(of_weights) is None:
             console.note(
                 "operands=[activations] changes nothing: config.json does not say how what is "
-                "multiplied is rounded"
+                "multiplied is rounded, or says it in a way that is not read"
             )
     chained, components = config.reference.chained, config.reference.components
     return ReferenceRecorder(

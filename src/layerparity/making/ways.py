@@ -15,6 +15,7 @@ from layerparity.making.evaluate import Evaluator, OtherWeights, StageCopy
 from layerparity.making.pass_result import StageRecord
 from layerparity.numbers.clean import Way, reference, ways_of
 from layerparity.numbers.floor import PUBLISHED
+from layerparity.numbers.operands import ACTIVATIONS
 from layerparity.ports.base import Call, Observed, Port
 
 if TYPE_CHECKING:
@@ -56,10 +57,11 @@ class Ways:
             computed = Computed.parse(dtype)
             narrow = None if computed.dtype == own else getattr(torch, computed.dtype)
             for way in ways_of(computed, own):
-                # What an engine packs, too, it multiplies by packed weights.
-                others = published if way.operands else None
+                # Activations that an engine packs, it multiplies by packed weights.
+                others = published if way.operands == ACTIVATIONS else None
                 evaluator = Evaluator(port, way, narrow, copied, others)
-                self._tracks[dtype, way.name] = _Track(evaluator)
+                name = f"{PUBLISHED}, {way.name}" if others else way.name
+                self._tracks[dtype, name] = _Track(evaluator)
             if published:
                 evaluator = Evaluator(port, Way(PUBLISHED), narrow, weights=published)
                 self._tracks[dtype, PUBLISHED] = _Track(evaluator)

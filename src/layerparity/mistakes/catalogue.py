@@ -31,7 +31,7 @@ def catalogue() -> list[str]:
 def known_fault(name: str) -> Fault:
     """Return a known fault. Raises UserError with the nearest id where there is none."""
     check_fault(name)
-    if name not in catalogue():
+    if name not in catalogue() and name in _tried():
         return _tried()[name]
     fault: Fault = registry.load(KNOWN, name).FAULT
     return fault
@@ -41,9 +41,8 @@ def check_fault(name: str) -> None:
     """Raise UserError with the nearest id where a name is neither a fault's nor `WRONG_OUTPUT`."""
     known = sorted((*catalogue(), WRONG_OUTPUT))
     if name not in known and name not in _tried():
-        raise UserError(
-            f"There is no fault '{name}'.{nearest(name, known)} Known: {', '.join(known)}."
-        )
+        hint = nearest(name, [*known, *_tried()])
+        raise UserError(f"There is no fault '{name}'.{hint} Known: {', '.join(known)}.")
 
 
 @cache

@@ -43,6 +43,9 @@ class Activations(NamedTuple):
 
     def rounded(self, values: torch.Tensor) -> torch.Tensor:
         """Return values [..., channel] of any floating type, rounded so, in their own type."""
+        if not values.numel():
+            # An expert that got no token.
+            return values
         wide = values.float()
         channels = wide.shape[-1]
         grouped = self.group and channels % self.group == 0

@@ -182,7 +182,7 @@ class _Passes:
             # One rounding moves a number by half an epsilon of it at most.
             least = (epsilon / 2) ** 2 * squares.sum(1)
             # Other weights move a way further than any rounding moves the golden.
-            rounding = [name != PUBLISHED for name in names]
+            rounding = [not name.startswith(PUBLISHED) for name in names]
             alike = as_many_alike(tokens[:, rounding].mean(1)[:, self.mask]).clamp_min(1.0)
             clean = elements[:, rounding].sum(2).amax(1) * by_chance(alike, width)
             floor.golden_shares = _shares(goldens, clean.maximum(least))

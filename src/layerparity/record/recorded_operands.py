@@ -19,7 +19,9 @@ _CACHES = dict.fromkeys(("fp8", "fp8_e4m3"), "cache_float8_e4m3") | {
 # Classes of vLLM's, and of transformers', that quantise what weights are multiplied by; and those
 # of vLLM's kernels that do not.
 _PACKING = re.compile(r"W[48]A[48]|Fp8(Linear|MoE)Method$|FP8(Linear|Experts)$")
-_AS_IT_IS = re.compile(r"Marlin|MARLIN|W8A16|CPUFp8(Block|PerTensor)")
+_AS_IT_IS = re.compile(r"Marlin|MARLIN|W\d+A16|Humming|HUMMING|CPUFp8(Block|PerTensor)")
+# What a way of computing keeps its kernel under: an object, a class of experts, or an enum's word.
+_KERNELS = ("kernel", "fp8_linear", "fp8_backend", "nvfp4_backend", "mxfp4_backend")
 
 
 def operands_of(model: nn.Module) -> list[str]:
@@ -37,7 +39,10 @@ def operands_of(model: nn.Module) -> list[str]:
 
 def _packs(way: object) -> bool:
     """Say whether what computes a product quantises what weights are multiplied by."""
-    kernels = (getattr(way, name, None) for name in ("kernel", "fp8_linear", "fp8_backend"))
-    names = [each if isinstance(each, Enum) else type(each).__name__ for each in kernels]
-    as_it_is = any(_AS_IT_IS.search(str(name)) for name in names)
-    return bool(_PACKING.search(type(way).__name__)) and not as_it_is
+    if not _PACKING.search(type(way).__name__) or getattr(way, "use_a16", False) is True:
+        return False
+    experts = getattr(way, "experts_cls", None)
+    # A class of experts is what runs, whatever a word beside it says.
+    kernels = [experts] if experts is not None else [getattr(way, n, None) for n in _KERNELS]
+    names = [each if isinstance(each, Enum | type) else type(each) for each in kernels]
+    return not any(_AS_IT_IS.search(str(getattr(each, "__name__", each))) for each in names)

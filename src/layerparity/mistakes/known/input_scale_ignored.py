@@ -5,29 +5,20 @@ from __future__ import annotations
 from torch import nn
 
 from layerparity.mistakes.fault import Fault, Surgery
+from layerparity.mistakes.rounded_inputs import Inputs, rounding_inputs
 from layerparity.numbers.activations import Activations
-from layerparity.numbers.arithmetic import Operation
-from layerparity.numbers.operands import ACTIVATIONS, Operands
 
 
 def _is_stored(activations: Activations) -> bool:
     return bool(activations.fixed)
 
 
+def _ignored(inputs: Inputs) -> Inputs:
+    return {n: each._replace(fixed=1.0) if each.fixed else each for n, each in inputs.items()}
+
+
 def _plant(block: nn.Module, surgery: Surgery) -> None:
-    inputs = {
-        weight: each._replace(fixed=1.0) if each.fixed else each
-        for weight, each in surgery.inputs().items()
-    }
-
-    def around(exact: Operation) -> Operation:
-        def forward(*args: object, **named: object) -> object:
-            with Operands(ACTIVATIONS, inputs):
-                return exact(*args, **named)
-
-        return forward
-
-    surgery.wrap(block, around)
+    surgery.wrap(block, rounding_inputs(block, surgery, _ignored))
 
 
 FAULT = Fault(
@@ -35,7 +26,7 @@ FAULT = Fault(
     "the stored scales of activations were not read: 1 was taken for each",
     component="self_attn.q_proj",
     cause="precision",
+    of_inputs=_is_stored,
     coarse=True,
     plant=_plant,
-    of_inputs=_is_stored,
 )

@@ -14,8 +14,8 @@ from layerparity.mistakes.cause import SHOWN, Cause, Evidence
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.kernels import core_of
 from layerparity.mistakes.norms import norm_check, one_factor_a_row
+from layerparity.mistakes.rounded_inputs import rounding_inputs
 from layerparity.mistakes.routers import GATES, SCORES, routing_of
-from layerparity.numbers.activations import Activations
 from layerparity.numbers.arithmetic import Operation
 from layerparity.numbers.operands import CACHE, PACKED, ROUNDED, Operands
 
@@ -193,17 +193,13 @@ def tries(block: nn.Module) -> Iterator[Fault]:
 def _rounding(operands: str) -> Fault:
     def around(exact: Operation) -> Operation:
         def forward(*args: object, **named: object) -> object:
-            with Operands(operands, inputs):
+            with Operands(operands):
                 return exact(*args, **named)
 
         return forward
 
-    inputs = dict[int, Activations]()
-
     def plant(block: nn.Module, surgery: Surgery) -> None:
-        inputs.clear()
-        inputs.update(surgery.inputs())
-        surgery.wrap(block, around)
+        surgery.wrap(block, rounding_inputs(block, surgery, dict) if of == PACKED else around)
 
     of = ROUNDED[operands].of
     does = {

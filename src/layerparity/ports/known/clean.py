@@ -15,8 +15,6 @@ from layerparity.settings.key import key
 if TYPE_CHECKING:
     import torch
 
-    from layerparity.numbers.activations import Activations
-
 
 @dataclass
 class Settings:
@@ -41,7 +39,6 @@ class CleanPort(HfPort):
             hint = nearest(name or "", known)
             raise UserError(f"port=clean wants port.name=NAME.{hint} Known: {', '.join(known)}.")
         self.way = known[name]
-        self._inputs: dict[str, dict[int, Activations]] = {}
         super().__init__(assets, replay, self.way.ranks)
 
     def begin(self, call: Call) -> None:
@@ -49,15 +46,11 @@ class CleanPort(HfPort):
         with self.way.around(self.skeleton.config):
             super().begin(call)
 
-    def load(self, stage: str) -> dict[str, str]:
-        """Load the stage as `HfPort` does, and what its weights say of their inputs."""
-        used = super().load(stage)
-        if self.way.operands:
-            module, checkpoint = self.skeleton.module(stage), self.assets.checkpoint
-            self._inputs[stage] = of_stage(self.skeleton, checkpoint, stage, module)
-        return used
-
     def run(self, stage: str, given: torch.Tensor) -> Observed:
         """Run one stage the clean way, on [batch, token, channel] or ids int64 [batch, token]."""
-        with self.way.around(self.skeleton.config, inputs=self._inputs.get(stage)):
+        inputs = None
+        if self.way.operands:
+            module, checkpoint = self.skeleton.module(stage), self.assets.checkpoint
+            inputs = of_stage(self.skeleton, checkpoint, stage, module)
+        with self.way.around(self.skeleton.config, inputs=inputs):
             return super().run(stage, given)
