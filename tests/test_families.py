@@ -407,6 +407,15 @@ def test_a_model_that_cannot_be_computed_is_refused(tmp_path: Path) -> None:
     assert "cannot be run by stages (RuntimeError: selected index k" in refused(port, stages(port))
 
 
+def test_blocks_that_share_keys_and_values_are_refused_by_name(tmp_path: Path) -> None:
+    layers = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
+    own = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2, "global_head_dim": 16}
+    config = AutoConfig.for_model("gemma4_text", **{**DENSE, **layers, **own, "head_dim": 16})
+    port = port_of(_save(config, tmp_path / "model", 0))
+    said = refused(port, stages(port))
+    assert "cannot be run by stages: its blocks take per_layer_input and shared_kv_states" in said
+
+
 def test_embeddings_of_their_own_for_each_block_are_refused_by_name(tmp_path: Path) -> None:
     settings = {"hidden_size_per_layer_input": 16, "head_dim": 24, "global_head_dim": 24}
     port = port_of(make_model("gemma4_text", tmp_path, changes=settings))

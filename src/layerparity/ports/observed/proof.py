@@ -6,7 +6,9 @@ small twin of the model is run whole and stage by stage, and every boundary is c
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -31,6 +33,11 @@ AGREES = 1e-4
 # Where a decoder may have more modules: learned positions, a projection before the head.
 _WITH_MORE = (("embed_tokens", "layers"), ("norm", "lm_head"))
 _OWN_PORT = "give port._target_= a port of your own"
+# What blocks hand to later ones beside their state: chosen tokens (GLM-5.2), keys and values, or an
+# embedding for each layer (Gemma 4), routers' states, what the first block was given.
+_FROM_ELSEWHERE = re.compile(
+    r"(prev_|shared_|per_layer_|ple_|original_|transformer_|context_)\w+|input_ids|block_states"
+)
 _proved: dict[str, Proof] = {}
 
 
@@ -42,7 +49,8 @@ class Proof:
     they are run by themselves, ``apart`` those components that give two batches in one call what
     they give each; ``between`` pairs neighbours with something between them;
     ``unproved`` says why nothing could be shown, ``failed`` why stages cannot be run at all.
-    ``beside`` are the decoder's modules with weights that are of no stage: learned positions.
+    ``beside`` are the decoder's modules with weights that are of no stage: learned positions;
+    ``passed`` is what blocks take of others beside their state.
     ``kinds`` holds what was measured of one block of each class of layers; ``unmeasured`` says why
     a class is not among them.
     """
@@ -55,6 +63,7 @@ class Proof:
     kinds: dict[str, Anatomised] = field(default_factory=dict)
     unmeasured: str = ""
     beside: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
 
 
 @dataclass
@@ -78,7 +87,11 @@ def check(proof: Proof, model: str, stages: Sequence[str], chained: bool) -> lis
     """
     if proof.failed:
         others = f"; its {', '.join(proof.beside)} belong to no stage" if proof.beside else ""
-        raise UserError(f"{model} cannot be run by stages ({proof.failed}{others}): {_OWN_PORT}.")
+        passed = " and ".join(proof.passed)
+        why = f": its blocks take {passed} from elsewhere in the model" if passed else ""
+        raise UserError(
+            f"{model} cannot be run by stages{why} ({proof.failed}{others}): {_OWN_PORT}."
+        )
     kinds = [kind_of(stage) for stage in stages]
     for kind in kinds:
         if kind in proof.alone:
@@ -149,7 +162,13 @@ def _prove(skeleton: Skeleton, family: Family) -> Proof:
             failed, beside = _first_line(error), _beside(twin)
     # Where the twin has the sizes of the model itself, the model cannot be computed either.
     failed = failed or (reason if is_small(skeleton) else "")
-    return Proof(unproved=reason, failed=failed, beside=beside)
+    return Proof(unproved=reason, failed=failed, beside=beside, passed=_passed(skeleton))
+
+
+def _passed(skeleton: Skeleton) -> tuple[str, ...]:
+    """Return what a block's forward takes of other blocks, or of the model, beside its state."""
+    taken = inspect.signature(skeleton.blocks[0].forward).parameters
+    return tuple(name for name in taken if _FROM_ELSEWHERE.match(name))
 
 
 def _beside(twin: Skeleton) -> tuple[str, ...]:
