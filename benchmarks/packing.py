@@ -3,14 +3,17 @@
     python benchmarks/packing.py                 # eight matrices of 4096 x 8192 in each format
     python benchmarks/packing.py --rounds 1 --rows 64 --columns 128    # does this run?
 
-Values are written as bfloat16, without a hash and with one. The files' pages are cached. Memory is
-the peak above what was held before, the weights themselves left out.
+Values are written as bfloat16, without a hash and with one; beside that stands what writing alone
+takes, of any values of that type. The files' pages are cached, and cold where it says so, as far as
+the system lets go of them. Memory is the peak above what was held before, the weights themselves
+left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import tempfile
@@ -84,8 +87,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=size)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    print("| format | bytes, MB | read | unpacked over read | with a hash | memory MB |")
-    print("|---|---|---|---|---|---|")
+    print(
+        "| format | bytes, MB | read | written alone | unpacked over read | with a hash "
+        "| cold, over cold reads | memory MB |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for form in ("fp8", "nvfp4", "mxfp4", "int4", "gptq", "awq"):
         with tempfile.TemporaryDirectory() as folder:
             print(_line(form, Path(folder), asked), flush=True)
@@ -108,6 +114,8 @@ def _line(form: str, folder: Path, asked: argparse.Namespace) -> str:
     size = sum(weight.bytes for weight in weights)
     del made, held
     plain = seconds(lambda: [read(checkpoint.files, each) for each in weights], asked.rounds)
+    value = torch.ones(into.shape[1], dtype=into.dtype)
+    writing = seconds(lambda: [into.copy_(value.expand_as(into)) for _ in weights], asked.rounds)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ratios = []
     for hashing in (False, True):
@@ -117,8 +125,26 @@ def _line(form: str, folder: Path, asked: argparse.Namespace) -> str:
             asked.rounds,
         )
         ratios.append(f"{took / plain:.1f}")
+    filler, path = Filler(checkpoint.files, hashing=False), folder / "model.safetensors"
+    cold = [
+        statistics.median(_cold(path, call) for _ in range(asked.rounds))
+        for call in (
+            lambda: [read(checkpoint.files, each) for each in weights],
+            lambda: [checkpoint.fill(filler, w.name, into) for w in weights],
+        )
+    ]
+    ratios.append(f"{cold[1] / cold[0]:.1f}")
     more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1e3
-    return f"| {form} | {size / 1e6:.0f} | 1 | {' | '.join(ratios)} | {more:.0f} |"
+    first = f"| {form} | {size / 1e6:.0f} | 1 | {writing / plain:.1f}"
+    return f"{first} | {' | '.join(ratios)} | {more:.0f} |"
+
+
+def _cold(path: Path, call: Callable[[], object]) -> float:
+    """Return what a call takes after the system was asked to forget a file's pages."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return seconds(call, 1)
 
 
 if __name__ == "__main__":

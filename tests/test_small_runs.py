@@ -59,6 +59,7 @@ TOOLS = {
     # Its cases need sources of NxDI, which are nobody's to ship; without them it has none.
     "nxdi_sources": ("test_nxdi_sources.py", '"nxdi_sources.py"'),
     "vllm_neuron_sources": ("test_vllm_neuron.py", "sources.main("),
+    "packing_mistakes": ("test_packing.py", "packing_mistakes.cells("),
     "published": ("test_published.py", "published.main("),
     "sharding": ("test_sharding.py", '"sharding.py"'),
 }

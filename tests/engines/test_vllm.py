@@ -69,6 +69,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"to": str(base / to), "model": str(base / family), "dtype": d, "wrong": w, "ids": ids}
         for to, family, d, w, ids in runs
     ]
+    # The same text again, after another one, in pieces of which one ends within a block.
+    pieces = {"enable_chunked_prefill": True, "max_num_batched_tokens": 24, "block_size": 32}
+    again = {"before": two, "keys": {**pieces, "max_num_seqs": 4}}
+    named = {job["to"].rpartition("/")[2]: job for job in jobs}
+    jobs += [
+        named["llama-float32"] | again | {"to": str(base / "again")},
+        named["llama-float32"] | again | {"to": str(base / "slots"), "wrong": "slots"},
+    ]
     (base / "jobs.json").write_text(json.dumps(jobs))
     command = [sys.executable, str(Path(__file__).with_name("vllm_side.py")), "jobs.json"]
     subprocess.run(command, cwd=base, check=True)
@@ -91,6 +99,17 @@ def test_two_prompts_of_one_batch_pass(cli: Cli, recorded: Path) -> None:
     model = ("model=checkpoint", f"model.path={recorded / 'llama'}")
     verdict, said = judged(cli, recorded / "two", *model)
     assert verdict.outcome is Outcome.PASS, said
+
+
+def test_a_text_after_another_one_is_judged(cli: Cli, recorded: Path) -> None:
+    """A, B and A again, in pieces; then with keys and values that go a block too far."""
+    passes = json.loads((recorded / "again" / "dump.json").read_text())["passes"]
+    assert [len(each["ids"][0]) for each in passes] == [24, 24, 1, 1, 1]
+    model = ("model=checkpoint", f"model.path={recorded / 'llama'}")
+    verdict, said = judged(cli, recorded / "again", *model)
+    assert verdict.outcome is Outcome.PASS, said
+    verdict, said = judged(cli, recorded / "slots", *model)
+    assert (verdict.outcome, str(verdict.where)) == (Outcome.FAIL, "layers.1.self_attn:context")
 
 
 def test_what_is_cut_to_bfloat16_is_named(cli: Cli, recorded: Path) -> None:

@@ -1,6 +1,7 @@
 """What runs in vLLM's process: python vllm_side.py JOBS.json, a list of what to record, and where.
 
-A job names the checkpoint, the type, rows of token ids, the folder, and what is wrong.
+A job names the checkpoint, the type, rows of token ids, the folder, and what is wrong. Rows that it
+asks for ``before``, each a request of its own, are not recorded; ``keys`` are the engine's.
 """
 
 from __future__ import annotations
@@ -41,7 +42,25 @@ def _scale(model: Any) -> None:
             getattr(module, scheme.kernel.layer_param_names[2]).data.fill_(1.0)
 
 
-WRONG = {"scale": _scale, "eps": _eps, "stream": _stream, "rotary": _rotary, "norm": _norm}
+def _slots(model: Any) -> None:
+    # The keys and values of one layer go a block too far: what is read are those of before.
+    impl = model.model.layers[1].self_attn.attn.impl
+    write = impl.do_kv_cache_update
+
+    def further(layer: Any, key: Any, value: Any, cache: Any, slots: Any) -> None:
+        write(layer, key, value, cache, slots + cache.shape[2])
+
+    impl.do_kv_cache_update = further
+
+
+WRONG = {
+    "slots": _slots,
+    "scale": _scale,
+    "eps": _eps,
+    "stream": _stream,
+    "rotary": _rotary,
+    "norm": _norm,
+}
 
 
 def record(job: dict[str, Any]) -> None:
@@ -59,11 +78,14 @@ def record(job: dict[str, Any]) -> None:
         skip_tokenizer_init=True,
         max_model_len=128,
         kv_cache_memory_bytes=1 << 24,
+        **job.get("keys", {}),
     )
 
     def run(model: Any) -> None:
-        WRONG.get(job["wrong"], lambda _: None)(model)
         wanted = SamplingParams(max_tokens=4, temperature=0, detokenize=False, ignore_eos=True)
+        for row in job.get("before", []):
+            engine.generate([{"prompt_token_ids": row}], wanted)
+        WRONG.get(job["wrong"], lambda _: None)(model)
         with recording(model, to=job["to"], sites="components"):
             engine.generate([{"prompt_token_ids": row} for row in job["ids"]], wanted)
 
