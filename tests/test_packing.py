@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from layerparity.checkpoint.audit import examine
 from layerparity.ground.errors import UserError
+from layerparity.mistakes.catalogue import known_fault
 from layerparity.mistakes.fault import Quantised, Surgery
 from layerparity.mistakes.hypotheses import hypotheses
 from layerparity.model.checkpoint import Checkpoint
@@ -386,6 +387,10 @@ def test_the_table_of_mistakes_holds_each_that_a_format_can_have(tmp_path: Path)
             if not all(torch.equal(each, values[name]) for name, each in wrong.items()):
                 due.add((fault.id, form))
     assert stated == due
+    assert [known_fault(name).id for name, _ in sorted(due)] == [name for name, _ in sorted(due)]
+    for unknown in ("packed_scale_axes", "self_attn", "head_dim"):
+        with pytest.raises(UserError, match=f"There is no fault '{unknown}'"):
+            known_fault(unknown)
     (tmp_path / "one").mkdir()
     first = next(packing_mistakes.cells("mxfp4", tmp_path / "one"))
     assert first == ("packed_nibble_order", packing_mistakes.NAMED, packing_mistakes.NAMED)

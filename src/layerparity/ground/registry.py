@@ -23,13 +23,18 @@ def names(package: str) -> tuple[str, ...]:
 @cache
 def holding(package: str, symbol: str) -> tuple[str, ...]:
     """Return the names of the plug-ins that define ``symbol`` at top level; none is imported."""
-    plugins = []
-    for name in names(package):
-        spec = importlib.util.find_spec(f"layerparity.{package}.{name}")
-        source = "" if spec is None or spec.origin is None else Path(spec.origin).read_text("utf-8")
-        if any(line.startswith(f"{symbol} =") for line in source.splitlines()):
-            plugins.append(name)
-    return tuple(plugins)
+    defined = f"{symbol} ="
+    return tuple(
+        name
+        for name in names(package)
+        if any(line.startswith(defined) for line in source(package, name).splitlines())
+    )
+
+
+def source(package: str, name: str) -> str:
+    """Return the text of a plug-in's file, empty where it has none; it is not imported."""
+    spec = importlib.util.find_spec(f"layerparity.{package}.{name}")
+    return "" if spec is None or spec.origin is None else Path(spec.origin).read_text("utf-8")
 
 
 def check(package: str, name: str) -> None:

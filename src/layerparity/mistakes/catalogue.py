@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 from layerparity.ground import registry
@@ -11,6 +10,8 @@ from layerparity.ground.errors import UserError, nearest
 from layerparity.record.guilt import OF_TENSORS, SHOWN, WEIGHTS
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from layerparity.mistakes.cause import Cause, Evidence, Rule
     from layerparity.mistakes.fault import Fault
 
@@ -29,29 +30,40 @@ def catalogue() -> list[str]:
 
 
 def known_fault(name: str) -> Fault:
-    """Return a known fault. Raises UserError with the nearest id where there is none."""
+    """Return a known fault, or one that a known bug's file tries beside it whatever the block.
+
+    Raises UserError with the nearest id where there is none.
+    """
     check_fault(name)
-    if name not in catalogue() and name in _tried():
-        return _tried()[name]
-    fault: Fault = registry.load(KNOWN, name).FAULT
-    return fault
+    if name in catalogue():
+        fault: Fault = registry.load(KNOWN, name).FAULT
+        return fault
+    from torch import nn
+
+    files = _naming(name)
+    tried: dict[str, Fault] = {each.id: each for file in files for each in file.TRIES(nn.Module())}
+    if name not in tried:
+        raise _unknown(name)
+    return tried[name]
 
 
 def check_fault(name: str) -> None:
     """Raise UserError with the nearest id where a name is neither a fault's nor `WRONG_OUTPUT`."""
+    if name not in (*catalogue(), WRONG_OUTPUT) and not _naming(name):
+        raise _unknown(name)
+
+
+def _naming(name: str) -> list[ModuleType]:
+    """Return the known bugs' files that have a text of this name and try mistakes; imported."""
+    files = registry.holding(KNOWN, "TRIES")
+    found = [each for each in files if f'"{name}"' in registry.source(KNOWN, each)]
+    return [registry.load(KNOWN, each) for each in found]
+
+
+def _unknown(name: str) -> UserError:
     known = sorted((*catalogue(), WRONG_OUTPUT))
-    if name not in known and name not in _tried():
-        hint = nearest(name, [*known, *_tried()])
-        raise UserError(f"There is no fault '{name}'.{hint} Known: {', '.join(known)}.")
-
-
-@cache
-def _tried() -> dict[str, Fault]:
-    """Return what known bugs' files try beside the known faults whatever the block, by id."""
-    from torch import nn
-
-    files = (registry.load(KNOWN, name) for name in registry.holding(KNOWN, "TRIES"))
-    return {fault.id: fault for file in files for fault in file.TRIES(nn.Module())}
+    text = f"There is no fault '{name}'.{nearest(name, known)} Known: {', '.join(known)}."
+    return UserError(text)
 
 
 def rules() -> dict[str, Rule]:
