@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 Tensors = dict[str, torch.Tensor]
 GROUP = 32
@@ -227,3 +228,17 @@ def rounding_inputs(folder: Path, **said: Any) -> Path:
         tensors |= {name: torch.tensor([0.05]) for name in scales}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def fill(model: nn.Module, values: Mapping[str, torch.Tensor]) -> None:
+    """Give transformers' model weights by their stored names; experts it holds in one stack."""
+    for name, value in values.items():
+        path, _, last = name.rpartition(".")
+        if ".experts." not in path:
+            held = getattr(model.get_submodule(path), last).data
+        else:
+            experts, number, kind = path.rsplit(".", 2)
+            owner, half = model.get_submodule(experts), (kind == "up_proj") * len(value)
+            stack = owner.down_proj if kind == "down_proj" else owner.gate_up_proj
+            held = stack.data[int(number), half : half + len(value)]
+        held.copy_(value)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import Ended
 from fp8_small import BLOCK, fp8_copy
-from packed_small import packed_copy, rounding_inputs
+from packed_small import fill, packed_copy, rounding_inputs
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -90,29 +90,18 @@ def engine(source: Path, folder: Path, does: Quantise, dtype: torch.dtype) -> nn
         source, dtype=dtype, attn_implementation="eager"
     ).eval()
     checkpoint = Checkpoint(folder)
-    for name in checkpoint.unpacked.packed:
-        value = checkpoint.value(name, torch.float32).to(dtype)
+    names = list(checkpoint.unpacked.packed)
+    fill(model, {name: checkpoint.value(name, torch.float32) for name in names})
+    for name in names:
         if ".experts." in name:
-            _fill_expert(model, name, value)
             continue
         owner = model.get_submodule(name.removesuffix(".weight"))
-        owner.weight.data = value
 
         def forward(given: torch.Tensor, owner: nn.Linear = owner) -> torch.Tensor:
             return nn.functional.linear(does(given.float()).to(given.dtype), owner.weight)
 
         owner.forward = forward
     return model
-
-
-def _fill_expert(model: nn.Module, name: str, value: torch.Tensor) -> None:
-    path, number, projection, _ = name.rsplit(".", 3)
-    experts = model.get_submodule(path)
-    if projection == "down_proj":
-        experts.down_proj.data[int(number)] = value
-    else:
-        half = (projection == "up_proj") * len(value)
-        experts.gate_up_proj.data[int(number), half : half + len(value)] = value
 
 
 def experts_of(does: Quantise) -> Callable[..., torch.Tensor]:
@@ -405,7 +394,7 @@ def test_a_mistake_of_scales_wants_some(llama: Path, tmp_path: Path, cli: Cli) -
     planted = ("kind=candidate", "port=fault", "port.name=input_scale_ignored", "inputs=random")
     refused = cli(*made, *planted, "backend=gpu")
     assert refused.exit == 2
-    assert "the checkpoint does not say it of this stage's inputs" in refused.err
+    assert "the checkpoint stores no scale of what this stage's weights multiply" in refused.err
 
 
 def test_a_checkpoint_that_says_nothing_is_noted(llama: Path, tmp_path: Path, cli: Cli) -> None:

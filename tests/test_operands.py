@@ -155,6 +155,12 @@ def test_a_candidate_of_rounded_operands_is_judged_by_their_noise(cli: Run) -> N
     ended = cli("job=compare", "golden=rounding", "candidate=exact")
     assert ended.exit == Exit.OK, ended.out
     assert "products do not round their operands so: at" in " ".join(ended.out.split())
+    # A fault behind most of it does not hide that.
+    wrong = ("port=fault", "port.name=wrong_output", "port.module=mlp", "port.layers=[1]")
+    wrong = (*wrong, "kind=candidate", "golden=plain", "operands=[tf32]", "name=both")
+    assert cli(*HERE, *wrong).exit == Exit.OK
+    ended = cli("job=compare", "golden=rounding", "candidate=both")
+    assert "products do not round their operands so: at" in " ".join(ended.out.split())
     # Its own golden has no such floor, and says what makes one.
     ended = cli("job=compare", "golden=plain", "candidate=said")
     assert ended.exit == Exit.INCONCLUSIVE, ended.out

@@ -302,9 +302,9 @@ def test_every_caution_and_every_doubt_is_kept_as_data_and_said() -> None:
         "<port>. A mistake that both sides share does not show.",
         "The golden's products round their operands to <operands>: it is judged by the noise of "
         "that, and a fault smaller than it does not show.",
-        "The golden's products do not round their operands so: at <site>, and at all <count> sites "
-        "where that shows, it is as near to the reference as the golden is. Judge it without "
-        "operands=, which is the sharper test.",
+        "The golden's products do not round their operands so: at <site> first, and at <count> of "
+        "the <total> sites where that shows, it is as near to the reference as the golden is. "
+        "Judge it without operands=, which is the sharper test.",
         "The golden computes with the original weights (<original>), and quantising alone moved "
         "them by <moved> % in the median: the floors hold that, and a fault smaller than it does "
         "not show. A golden without model.original= shows it.",

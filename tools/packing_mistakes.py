@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 import folders  # noqa: E402
 import torch  # noqa: E402
 from fp8_small import fp8_copy  # noqa: E402
-from packed_small import FORMATS, packed_copy  # noqa: E402
+from packed_small import FORMATS, fill, packed_copy  # noqa: E402
 
 import layerparity  # noqa: E402
 from layerparity.mistakes.fault import Fault, Quantised, Surgery  # noqa: E402
@@ -83,18 +83,7 @@ def recorded(plain: Path, checkpoint: Checkpoint, fault: Fault, to: Path) -> Pat
         plain, dtype=torch.bfloat16, attn_implementation="eager", experts_implementation="eager"
     ).eval()
     values = {name: checkpoint.value(name) for name in checkpoint.unpacked.packed}
-    for name, value in (values | wrong_values(checkpoint, fault)).items():
-        path, _, last = name.rpartition(".")
-        if ".experts." in path:
-            experts, number, kind = path.rsplit(".", 2)
-            owner = model.get_submodule(experts)
-            if kind == "down_proj":
-                owner.down_proj.data[int(number)] = value
-            else:
-                half = (kind == "up_proj") * len(value)
-                owner.gate_up_proj.data[int(number), half : half + len(value)] = value
-        else:
-            getattr(model.get_submodule(path), last).data.copy_(value)
+    fill(model, values | wrong_values(checkpoint, fault))
     with recording(model, to=to, sites="components"), torch.inference_mode():
         model(PROMPT)
     return to

@@ -14,12 +14,15 @@ import pytest
 import torch
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from packed_small import FORMATS, awq, gptq
 from safetensors.torch import save_file
 from vllm.model_executor.layers.quantization.utils import quant_utils
 from vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils import dequantize_to_dtype
 
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.numbers.activations import Activations
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 WEIGHT = torch.randn(48, 96, generator=torch.Generator().manual_seed(0)).bfloat16() * 0.05
@@ -102,3 +105,31 @@ def test_vllm_packs_as_is_read(tmp_path: Path, form: str, monkeypatch: pytest.Mo
     groups = torch.arange(96) // 32 if order is None else order.long()
     right = (numbers - zeros[:, groups]) * scales.float()[:, groups]
     assert torch.equal(unpacked(tmp_path, ours, FORMATS[form][1]), right.bfloat16())
+
+
+GROUPS = {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "dynamic": "local"}
+
+
+@pytest.mark.parametrize(
+    ("ours", "args"),
+    [
+        (Activations("FP8"), {"strategy": "token", "dynamic": True}),
+        (Activations("FP8", 16), {"strategy": "group", "group_size": 16, "dynamic": True}),
+        (Activations("FP8", whole=True), {"strategy": "tensor", "dynamic": True}),
+        (Activations("FP8", fixed=0.02), {"strategy": "tensor"}),
+        (Activations("FP4", 16, fixed=1 / 512), {**GROUPS, "scale_dtype": torch.float8_e4m3fn}),
+    ],
+    ids=str,
+)
+def test_compressed_tensors_rounds_activations_the_same(
+    ours: Activations, args: dict[str, Any]
+) -> None:
+    given = torch.randn(1, 7, 64, generator=torch.Generator().manual_seed(0))
+    asked = QuantizationArgs(**{"num_bits": 8, "type": "float", **args})
+    overall = torch.tensor([512.0]) if "scale_dtype" in args else None
+    scale, zero = torch.tensor([0.02]), None
+    if asked.dynamic:
+        module = torch.nn.Module()
+        scale, zero = compute_dynamic_scales_and_zp(given, asked, module, global_scale=overall)
+    right = fake_quantize(given, scale, zero, asked, global_scale=overall)
+    assert torch.equal(ours.rounded(given), right)

@@ -19,6 +19,7 @@ from layerparity.model.prints import offloaded
 from layerparity.model.weight_types import stays_float32
 from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.clean import Way, perturbed
+from layerparity.numbers.operands import ACTIVATIONS
 from layerparity.ports.base import Call, Observed
 from layerparity.ports.known.hf import HfPort
 from layerparity.ports.observed.canonical import CHOICES, visible
@@ -163,7 +164,7 @@ class Evaluator(HfPort):
         # written.
         self._stages[stage] = partial(self._computed, stage, self._observed(stage, module))
         self._modules[stage] = module
-        if self.way.operands:
+        if self.way.operands == ACTIVATIONS:
             of = self._weights or self
             checkpoint = self._weights.checkpoint if self._weights else self.assets.checkpoint
             self._inputs[stage] = of_stage(of.skeleton, checkpoint, stage, module)

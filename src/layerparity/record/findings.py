@@ -159,7 +159,7 @@ CAUTION_VALUES = {
     CautionKind.OWN_VALUES: set(),
     CautionKind.GOLDEN_OF_A_PORT: {"port"},
     CautionKind.ROUNDED_OPERANDS: {"operands"},
-    CautionKind.NOT_ROUNDED: {"site", "count"},
+    CautionKind.NOT_ROUNDED: {"site", "count", "total"},
     CautionKind.ORIGINAL_WEIGHTS: {"original", "moved"},
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.backends.chosen import abilities_of
 from layerparity.ground.errors import UserError, nearest
 from layerparity.model.activations import of_stage
+from layerparity.numbers.operands import ACTIVATIONS
 from layerparity.ports.base import Assets, Call, Observed
 from layerparity.ports.known.hf import REPLAY_HELP, HfPort
 from layerparity.settings.key import key
@@ -49,7 +50,7 @@ class CleanPort(HfPort):
     def run(self, stage: str, given: torch.Tensor) -> Observed:
         """Run one stage the clean way, on [batch, token, channel] or ids int64 [batch, token]."""
         inputs = None
-        if self.way.operands:
+        if self.way.operands == ACTIVATIONS:
             module, checkpoint = self.skeleton.module(stage), self.assets.checkpoint
             inputs = of_stage(self.skeleton, checkpoint, stage, module)
         with self.way.around(self.skeleton.config, inputs=inputs):

@@ -194,7 +194,7 @@ class PlantedPort(HfPort):
             if wanted and not stored & set(wanted):
                 reasons = [f"the checkpoint holds no weights in {', '.join(wanted)}"]
             if not self.fault.fits_inputs(self._inputs(str(place)).values()):
-                reasons = ["the checkpoint does not say it of this stage's inputs"]
+                reasons = ["the checkpoint stores no scale of what this stage's weights multiply"]
             self._reasons[self.fault.id, place] = "" if "" in reasons else reasons[0]
         return self._reasons[self.fault.id, place]
 
