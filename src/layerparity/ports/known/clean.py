@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from layerparity.backends.chosen import abilities_of
 from layerparity.ground.errors import UserError, nearest
 from layerparity.model.activations import of_stage
-from layerparity.numbers.operands import ACTIVATIONS
 from layerparity.ports.base import Assets, Call, Observed
 from layerparity.ports.known.hf import REPLAY_HELP, HfPort
 from layerparity.settings.key import key
@@ -49,6 +48,8 @@ class CleanPort(HfPort):
 
     def run(self, stage: str, given: torch.Tensor) -> Observed:
         """Run one stage the clean way, on [batch, token, channel] or ids int64 [batch, token]."""
+        from layerparity.numbers.operands import ACTIVATIONS
+
         inputs = None
         if self.way.operands == ACTIVATIONS:
             module, checkpoint = self.skeleton.module(stage), self.assets.checkpoint
