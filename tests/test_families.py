@@ -72,6 +72,29 @@ DBRX = {
     "attn_config": {"kv_n_heads": 4, "clip_qkv": 0.5, "rope_theta": 10000.0},
     "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
 }
+# Blocks that take more of others than their state.
+HANDING: dict[str, dict[str, Any]] = {
+    "gemma4_text": {
+        **DENSE,
+        "num_hidden_layers": 6,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 3,
+        "hidden_size_per_layer_input": 16,
+        "head_dim": 16,
+        "global_head_dim": 16,
+        "sliding_window": 8,
+    },
+    "glm_moe_dsa": {
+        **DENSE,
+        **LATENT,
+        "num_hidden_layers": 4,
+        "indexer_types": ["full", "shared"] * 2,
+        "index_topk": 6,
+        "index_n_heads": 16,
+        "index_head_dim": 16,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+    },
+}
 MIXER = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 4}
 KNOWN: dict[str, dict[str, Any]] = {
     "mistral": {**DENSE, "sliding_window": 8},
@@ -106,6 +129,8 @@ KNOWN: dict[str, dict[str, Any]] = {
     "gpt2": DENSE,
     "gpt_bigcode": DENSE,
     "bloom": DENSE,
+    "gemma4_text": HANDING["gemma4_text"],
+    "glm_moe_dsa": HANDING["glm_moe_dsa"],
     "opt": OPT,
     "dbrx": DBRX,
 }
@@ -407,20 +432,12 @@ def test_a_model_that_cannot_be_computed_is_refused(tmp_path: Path) -> None:
     assert "cannot be run by stages (RuntimeError: selected index k" in refused(port, stages(port))
 
 
-def test_blocks_that_share_keys_and_values_are_refused_by_name(tmp_path: Path) -> None:
-    layers = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-    own = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 2, "global_head_dim": 16}
-    config = AutoConfig.for_model("gemma4_text", **{**DENSE, **layers, **own, "head_dim": 16})
+def test_blocks_whose_takings_cannot_be_handed_on_are_refused_by_name(tmp_path: Path) -> None:
+    settings = {**DENSE, "num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    config = AutoConfig.for_model("zaya", **{**settings, "router_hidden_size": 16, "head_dim": 16})
     port = port_of(_save(config, tmp_path / "model", 0))
     said = refused(port, stages(port))
-    assert "cannot be run by stages: its blocks take per_layer_input and shared_kv_states" in said
-
-
-def test_embeddings_of_their_own_for_each_block_are_refused_by_name(tmp_path: Path) -> None:
-    settings = {"hidden_size_per_layer_input": 16, "head_dim": 24, "global_head_dim": 24}
-    port = port_of(make_model("gemma4_text", tmp_path, changes=settings))
-    wanted = "its embed_tokens_per_layer, per_layer_model_projection, per_layer_projection_norm"
-    assert f"{wanted} belong to no stage): give port._target_" in refused(port, stages(port))
+    assert "cannot be run by stages: its blocks take prev_router_hidden_states from else" in said
 
 
 def test_attention_that_a_family_lacks_is_said() -> None:

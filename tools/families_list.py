@@ -52,6 +52,7 @@ EXPERTS = (
     "llama4_text",
     "olmoe",
     "glm4_moe",
+    "glm_moe_dsa",
     "mimo_v2_flash",
     "dbrx",
 )
@@ -90,8 +91,17 @@ _LOW_RANK: dict[str, Any] = {
 }
 # What a small model of these is not, or is too large, with the sizes that all have.
 SIZES: dict[str, dict[str, Any]] = {
-    # As the larger ones: E2B and E4B have embeddings for each block, and are refused.
-    "gemma4_text": {"head_dim": 24, "global_head_dim": 24, "hidden_size_per_layer_input": 0},
+    # As E2B and E4B: an embedding for each block, and the last ones take others' keys and values.
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 256,
+        "head_dim": 24,
+        "global_head_dim": 24,
+        "sliding_window": 16,
+    },
     "gptj": {"rotary_dim": 8},
     # The width of its experts follows from d_model alone, and only in ffn_config are they counted.
     "dbrx": {
@@ -110,6 +120,19 @@ SIZES: dict[str, dict[str, Any]] = {
         "topk_group": 1,
         "n_shared_experts": 1,
         "first_k_dense_replace": 1,
+    },
+    # As GLM-5.2: every other block looks at the tokens that the one before chose.
+    "glm_moe_dsa": {
+        **_LOW_RANK,
+        "head_dim": 16,
+        "n_routed_experts": 8,
+        "n_group": 1,
+        "topk_group": 1,
+        "index_topk": 12,
+        "index_n_heads": 16,
+        "index_head_dim": 16,
+        "indexer_types": ["full", "shared"] * 2,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
     },
     "llama4_text": {"intermediate_size_mlp": 192, "head_dim": 24, "interleave_moe_layer_step": 2},
     "mamba2": {"num_heads": 8, "head_dim": 24, "state_size": 16, "n_groups": 1, "chunk_size": 16},

@@ -97,8 +97,9 @@ class Block:
 
     @cached_property
     def order(self) -> dict[str, int]:
-        """The place of every value in a forward pass; what the block is fed comes first."""
-        return {":in": 0, **{node.local: place for place, node in enumerate(self.nodes, 1)}}
+        """The place of every value in a forward pass; what the block is given comes first."""
+        given = dict.fromkeys((":in", *(each for node in self.nodes for each in node.inputs)), 0)
+        return given | {node.local: place for place, node in enumerate(self.nodes, 1)}
 
     @cached_property
     def sources(self) -> dict[str, frozenset[str]]:

@@ -10,12 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.block import RESIDUAL, Block, Node
 from layerparity.anatomy.site import EMBEDDING, Kind, SiteSpec
 
+if TYPE_CHECKING:
+    import torch
+
 _AXES = ("batch", "token", "channel")
+# A block's values stand as a head's do.
+_BY_LAYER = ("batch", "token", "head", "channel")
 _OUT = f"{EMBEDDING}:out"
 
 
@@ -23,12 +28,14 @@ class Reads(StrEnum):
     """What a module of the embedding is called with, and what becomes of its output.
 
     The rows of ``tokens`` come first; rows of ``positions`` are added to what there is by then; of
-    what goes on (``state``) a module makes something else.
+    what goes on (``state``) a module makes something else. A module ``beside`` the state makes what
+    blocks take beside it: the family says how (`Embedding.per_layer`).
     """
 
     TOKENS = "tokens"
     POSITIONS = "positions"
     STATE = "state"
+    BESIDE = "beside"
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,8 @@ class EmbeddingPart:
     reads: Reads = Reads.STATE
     call: Callable[[Any, Any], Any] | None = None
     optional: bool = False
+    scaled: bool = False
+    by_layer: bool = False
 
     @property
     def path(self) -> str:
@@ -57,23 +66,35 @@ class EmbeddingPart:
     @property
     def spec(self) -> SiteSpec:
         """Axes and kind of what it gives out: a table copies rows, so all but equality is wrong."""
-        return SiteSpec(_AXES, Kind.REAL if self.reads is Reads.STATE else Kind.EXACT)
+        copies = self.reads in (Reads.TOKENS, Reads.POSITIONS) and not self.scaled
+        return SiteSpec(_BY_LAYER if self.by_layer else _AXES, Kind.EXACT if copies else Kind.REAL)
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """The modules of an embedding in the order in which they run, the tokens' first."""
+    """The modules of an embedding in the order in which they run, the tokens' first.
+
+    ``per_layer(modules, ids, state, config)`` makes of the modules by name, ids int64 [batch,
+    token], and the state [batch, token, channel] what each block takes beside its state, floating
+    [batch, token, layer, channel]. A block's forward calls its slice ``per_layer_name``.
+    """
 
     parts: tuple[EmbeddingPart, ...]
+    per_layer: Callable[..., torch.Tensor] | None = None
+    per_layer_name: str = ""
 
     @cached_property
     def block(self) -> Block:
         """What is computed from what, from the ids on, as the sites of the stage call it."""
         state: tuple[str, ...] = (f"{EMBEDDING}:in",)
-        nodes = []
+        nodes: list[Node] = []
         for part in self.parts:
             # No site shows the positions that a table is read at.
             fed = () if part.reads is Reads.POSITIONS else state
+            if part.reads is Reads.BESIDE:
+                others = tuple(node.local for node in nodes if node.local not in state)
+                nodes.append(Node(part.local, (*fed, *others), part.path, optional=part.optional))
+                continue
             nodes.append(Node(part.local, fed, part.path, optional=part.optional))
             state = (*state, part.local) if part.reads is Reads.POSITIONS else (part.local,)
         added = RESIDUAL if len(state) > 1 else ""

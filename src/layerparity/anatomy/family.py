@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # What a model computes after a stage's module, of its output ([batch, token, channel], or logits
 # [batch, token, vocabulary], in the run's dtype) and transformers' configuration.
 After = Callable[["torch.Tensor", Any], "torch.Tensor"]
+# What a config.json says, by its keys.
+Values = Mapping[str, Any]
 
 HIDDEN = SiteSpec(("batch", "token", "channel"))
 HEADS = SiteSpec(("batch", "token", "head", "channel"))
@@ -58,11 +60,12 @@ class Tap:
     """Where a site is observed in a block: a module's input or output, or the attention interface.
 
     ``module`` is the path inside the block; ``pick`` the element of a tuple, or which argument an
-    input is; ``attention`` the name of an argument at the attention interface (``query``, ``key``
-    or ``context``). ``heads_first`` says that the module works on [batch, head, token, channel].
-    ``follows`` are the taps of the same call of a module that this one is computed from. A
-    ``branch`` is what a block adds to its residual stream, under a name of the family's own: it is
-    wanted wherever ``mlp:out`` is. ``derived`` stands where the tensor is no element of the output.
+    input is, where it has no name (``argument``); ``attention`` the name of an argument at the
+    attention interface (``query``, ``key`` or ``context``). ``heads_first`` says that the module
+    works on [batch, head, token, channel]. ``follows`` are the taps of the same call of a module
+    that this one is computed from. A ``branch`` is what a block adds to its residual stream, under
+    a name of the family's own: it is wanted wherever ``mlp:out`` is. ``derived`` stands where the
+    tensor is no element of the output.
     """
 
     local: str
@@ -70,6 +73,7 @@ class Tap:
     spec: SiteSpec = HIDDEN
     pick: int | None = None
     of_input: bool = False
+    argument: str = ""
     attention: str | None = None
     heads_first: bool = False
     follows: tuple[str, ...] = ()
@@ -80,6 +84,11 @@ class Tap:
     def is_of_module(self) -> bool:
         """Whether it is what a module is fed or puts out, and nothing that is read out of it."""
         return self.attention is None and self.derived is None and not self.follows
+
+    @property
+    def chooses_tokens(self) -> bool:
+        """Whether its module chooses tokens itself, where others are given what another chose."""
+        return self.spec is CHOSEN_TOKENS and not self.of_input
 
 
 # What blocks share that norm first and add afterwards, in the order of a forward pass.
@@ -143,6 +152,8 @@ class Family:
     measurement. ``after`` is what the model computes between a stage's module and the next stage.
     ``attention`` is the implementation to run with where the backend's usual one does not exist.
     ``embedding`` names the modules of its embedding, where that is more than one table of tokens.
+    ``handers(values, layer)`` returns the stages that hand on what a block takes beside its state,
+    by the values of config.json: a run that lacks them is refused, so they need not be all.
     """
 
     model_type: str
@@ -153,6 +164,7 @@ class Family:
     after: Mapping[str, After] = field(default_factory=dict)
     attention: str | None = None
     embedding: Embedding | None = None
+    handers: Callable[[Values, int], Sequence[str]] | None = None
 
     def stage(self, component: str, layer: int | None) -> str:
         """Return the stage of a component the user named. Raises UserError with the known names."""
@@ -191,9 +203,13 @@ class Family:
         return tuple(dict.fromkeys(sites))
 
     def present(self, block: nn.Module) -> list[Tap]:
-        """Return the taps whose module the block has."""
+        """Return the taps whose module the block has; of several for one site, the first."""
         modules = {name for name, _ in block.named_modules()}
-        return [tap for tap in self.taps if tap.module in modules]
+        found: dict[str, Tap] = {}
+        for tap in self.taps:
+            if tap.module in modules:
+                found.setdefault(tap.local, tap)
+        return [*found.values()]
 
     def sites(self, stage: str, wanted: Callable[..., bool]) -> dict[str, SiteSpec]:
         """Return axes and kind of the wanted sites inside a stage, by their address in the block.

@@ -125,6 +125,7 @@ class Evaluator(HfPort):
         self._inputs: dict[str, dict[int, Activations]] = {}
         self._beside: dict[str, Beside] = {}
         self._arguments, self._call = [], None
+        self._attended: torch.Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -133,6 +134,7 @@ class Evaluator(HfPort):
 
     def begin(self, call: Call) -> None:
         """Prepare a pass as this way's implementations and type want it, after the port did."""
+        self._attended = None
         with self.way.around(self.skeleton.config):
             super().begin(call)
 
@@ -206,7 +208,6 @@ class Evaluator(HfPort):
         components of the block are given in the same call, like ``given`` and by their own stage.
         Returns what was observed by stage; it lacks a component that could not be called so.
         """
-        assert self._call is not None
         told, module = choices.get(CHOICES), self._modules[stage]
         experts = self.skeleton.sizes.experts
         router = Replay(None if told is None else told.flatten(0, 1), experts)
@@ -221,7 +222,7 @@ class Evaluator(HfPort):
             stack.enter_context(attention_by_query() if steps else attention_in_blocks())
             stack.enter_context(router)
             for path, tap in self._taps[stage]:
-                if tap.spec is CHOSEN_TOKENS:
+                if tap.chooses_tokens:
                     attending[tap.local] = own = Replay(choices.get(tap.local), None)
                     stack.enter_context(own.inside(module.get_submodule(path)))
             stack.enter_context(others.inside(module))
@@ -232,11 +233,15 @@ class Evaluator(HfPort):
             seen = self.assets.backend.fetch(others.seen)
             observed[part] = self._canonical(part, output, seen)
         self._show_scores(router, list(observed.values()))
-        visibly = visible(self._call)
-        for local, own in attending.items():
+        visibly = visible(self.begun)
+        for own in attending.values():
             if own.scores is not None:
                 scores = own.scores.detach().cpu()[..., : visibly.shape[-1]]
-                observed[stage].tensors[scores_at(local)] = scores.masked_fill(~visibly, 0.0)
+                self._attended = scores.masked_fill(~visibly, 0.0)
+        if self._attended is not None:
+            # A block that takes what another chose takes it by that one's scores.
+            chosen = [n for n, spec in observed[stage].specs.items() if spec is CHOSEN_TOKENS]
+            observed[stage].tensors |= dict.fromkeys(map(scores_at, chosen), self._attended)
         return observed
 
     def _given(self, stage: str, given: torch.Tensor, steps: bool = False) -> torch.Tensor:
@@ -251,8 +256,8 @@ class Evaluator(HfPort):
 
     def _show_scores(self, router: Replay, observed: Sequence[Observed]) -> None:
         """Note the scores that a router chose from, of each input that it was given in one call."""
-        assert self._call is not None
-        rows = self._call.batch * self._call.tokens
+        call = self.begun
+        rows = call.batch * call.tokens
         for local, shown in ((SCORES, router.scores), (GROUP_SCORES, router.groups)):
             if shown is None or router.scores is None:
                 continue
@@ -260,7 +265,7 @@ class Evaluator(HfPort):
             scores = scores.masked_fill(scores.isneginf(), 0.0)
             routed = [each for each in observed if CHOICES in each.tensors]
             for each, own in zip(routed or observed[:1], scores.split(rows), strict=False):
-                each.tensors[local] = own.reshape(self._call.batch, self._call.tokens, -1)
+                each.tensors[local] = own.reshape(call.batch, call.tokens, -1)
 
     def fed(self, stage: str) -> dict[str, torch.Tensor]:
         """Return what goes on at a stage's sites, in this way's type, and disturbed if it does."""

@@ -65,6 +65,7 @@ class Execution:
     _peaks: MemoryPeaks = field(default_factory=MemoryPeaks, init=False)
     _at: str = field(default="the start", init=False)
     _loaded: set[str] = field(default_factory=set, init=False)
+    _prefill: Call | None = field(default=None, init=False)
 
     def run(self) -> PassResult:
         """Load and run every stage once, then generate where asked; called once.
@@ -86,7 +87,7 @@ class Execution:
     def _passes(self) -> None:
         """Run the prefill, and a decode step for each further token."""
         mask, positions = self.inputs.attention_mask, self.inputs.position_ids
-        call = self._call(mask, positions, None)
+        self._prefill = call = self._call(mask, positions, None)
         room = call.tokens + self.max_new_tokens if self.max_new_tokens else 0
         if room:
             call.cache = self.port.new_cache(call.batch, room)
@@ -148,7 +149,9 @@ class Execution:
     def _note(self, name: str, state: Mapping[str, torch.Tensor], *ran: str) -> None:
         """Tell the journal what is done, the ``state`` that the next one needs, and who ran."""
         if self.journal is not None:
-            caching = ran if self.max_new_tokens else ()
+            # What stages hand on beside their state no journal keeps: see `Port.cached`.
+            hands = self._prefill is not None and bool(self._prefill.handed)
+            caching = ran if self.max_new_tokens or hands else ()
             with self._part((ran or self.stages)[-1], "store"):
                 self.journal.note(name, self._result, state, caching)
 

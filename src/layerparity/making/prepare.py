@@ -88,7 +88,7 @@ def plan_run(config: Config) -> RunPlan:
     settings_of(values)
     num_layers = num_layers_of(values)
     family = family_of(str(values.get("model_type")))
-    scope = scope_of(config, num_layers, family)
+    scope = scope_of(config, num_layers, family).with_handers(family, values)
     config = with_own_type(config, values)
     if config.layer_chunks is not None:
         # What is kept of a run is the range that it is: a chunk means nothing by itself.
@@ -167,6 +167,8 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
             "or feed=chained."
         )
     config = replace(config, feed=inputs.feed)
+    if config.feed is not FeedMode.isolated:
+        scope.refuse_gaps()
     capture = config.capture
     wanted = SitePatterns(capture.name, tuple(capture.include), tuple(capture.exclude))
     if inputs.capture is not None and inputs.capture.include:

@@ -90,6 +90,8 @@ class ReferenceRecorder:
         for ways in (self._chain, self._parts):
             if ways is not None:
                 ways.begin(call)
+        if self._parts is not None and not self._cached:
+            self._parts.share_handed(self._isolated)
 
     def begin_step(self, call: Call, step: int) -> None:
         """Prepare a decode step, and with the last one of several a pass over all of them."""
@@ -167,6 +169,9 @@ class ReferenceRecorder:
         self._write(record, ISOLATED, isolated)
         if self._chain is not None:
             self._follow(self._chain, record, isolated)
+        if self._parts is not None and self._cached and self._isolated.hands_on:
+            # Components keep no cache: keys and values that are handed on have other lengths.
+            self._parts.observe(record)
         for part in parts:
             assert self._parts is not None
             if part.stage not in results:
@@ -182,6 +187,7 @@ class ReferenceRecorder:
         fed = record.chained and bool(chain.states)
         if not fed and not self._cached:
             chain.go_on_from(self._isolated.states)
+            chain.take_handed(self._isolated)
             if record.chained:
                 self._write(record, CHAINED, isolated)
             return

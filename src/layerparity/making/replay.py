@@ -18,7 +18,9 @@ from layerparity.making.prepare import RunPlan, plan_run
 from layerparity.making.steps import composed
 from layerparity.mistakes.fault import Fault, Surgery
 from layerparity.mistakes.replayed import Trial
+from layerparity.model.arguments import taken
 from layerparity.model.config_digest import config_digest
+from layerparity.model.layer_classes import classes_of
 from layerparity.ports.base import Assets, Call
 from layerparity.ports.known.fault import PlantedPort
 from layerparity.ports.opening import open_backend
@@ -62,6 +64,15 @@ class ReplayPort(PlantedPort):
         if not self._always:
             self._always = super()._passed(call)
         return list(self._always)
+
+    def handers(self, stage: str) -> list[str]:
+        """Return the stages, in order, that hand on what a stage takes beside its state."""
+        from layerparity.ports.observed.proof import prove
+
+        if not taken(self.skeleton.module(stage)):
+            return []
+        handed, classes = prove(self.skeleton, self.assets.family).handed, classes_of(self.skeleton)
+        return handed.before(stage, self.skeleton.module, classes)
 
     def _prove(self, stages: Sequence[str]) -> None:
         # The golden did; what was measured names the sites of families that do not.
@@ -245,17 +256,29 @@ def _loaded(
     """Return the block with the weights that the golden used and what it was fed, or None."""
     stage, files = str(block), golden.files
     measured = {n: kind.block for kind in manifest.blocks for n in kind.layers}
-    sites = plan.sites_of(stage, measured.get(block.layer or 0))
-    given = next(filter(None, map(manifest.record, sites)), None)
-    size = stage_bytes(port.skeleton.module(stage), port.dtype)
-    if given is None or size * _TIMES_WEIGHTS > free_host_memory():
+    handers = port.handers(stage)
+    given = []
+    for each in (*handers, stage):
+        sites = plan.sites_of(each, measured.get(Place.parse(each).layer or 0))
+        record = next(filter(None, map(manifest.record, sites)), None)
+        if record is None:
+            return None
+        given.append(files.read_tensor(record))
+    size = max(stage_bytes(port.skeleton.module(each), port.dtype) for each in (*handers, stage))
+    if size * _TIMES_WEIGHTS > free_host_memory():
         return None
-    port.place([stage])
-    if port.load(stage) != files.read_used_weights().get(stage):
-        return None
-    kept = files.read_inputs(manifest.inputs)
+    port.place([*handers, stage])
+    kept, used = files.read_inputs(manifest.inputs), files.read_used_weights()
     call = Call(kept["attention_mask"], kept["position_ids"])
-    loaded = ReplayedBlock(port, block, files.read_tensor(given), call)
+    port.begin(call)
+    for each, value in zip(handers, given, strict=False):
+        if port.load(each) != used.get(each):
+            return None
+        port.run(each, value)
+        port.release(each)
+    if port.load(stage) != used.get(stage):
+        return None
+    loaded = ReplayedBlock(port, block, given[-1], call)
     # Before anything is planted.
     _ = loaded._sound
     return loaded

@@ -129,6 +129,21 @@ class Ways:
         for key, track in self._tracks.items():
             track.state = states.get(key)
 
+    @property
+    def hands_on(self) -> bool:
+        """Whether stages handed on more than their state by now."""
+        return bool(self._tracks[REFERENCE].evaluator.begun.handed)
+
+    def share_handed(self, other: Ways) -> None:
+        """Take what stages hand on, now and later, from ways that are fed the same."""
+        for key, track in self._tracks.items():
+            track.evaluator.begun.handed = other._tracks[key].evaluator.begun.handed
+
+    def take_handed(self, other: Ways) -> None:
+        """Take what stages of other ways handed on by now for what these did."""
+        for key, track in self._tracks.items():
+            track.evaluator.begun.handed |= other._tracks[key].evaluator.begun.handed
+
     def cache_layers(self) -> list[Any]:
         """Return the layers of transformers' cache, those of one way for all; none without one."""
         cache = self._tracks[REFERENCE].evaluator.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from layerparity.anatomy.embedding import EmbeddingPart
+    from layerparity.anatomy.embedding import Embedding
 
 # Where a decoder holds the stage of an embedding of several modules.
 _GATHERED = "embedding_stage"
@@ -297,16 +297,20 @@ def stage_paths(values: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     return paths
 
 
-def gathered(model: PreTrainedModel, layout: Layout, parts: Sequence[EmbeddingPart]) -> Layout:
+def gathered(model: PreTrainedModel, layout: Layout, embedding: Embedding) -> Layout:
     """Return a layout whose stage ``embed_tokens`` runs several of the decoder's modules in turn.
 
     The stage is found by its path, and is none of the modules that the model itself goes through.
+    A decoder that has one of them alone keeps its layout.
     """
     from layerparity.model.embedding_stage import EmbeddingStage
 
     decoder = model.get_submodule(layout.decoder)
+    stage = EmbeddingStage(decoder, embedding)
+    if len(stage.parts) == 1:
+        return layout
     # Past torch's own book of children: each weight has one name.
-    decoder.__dict__[_GATHERED] = EmbeddingStage(decoder, parts)
+    decoder.__dict__[_GATHERED] = stage
     path = f"{layout.decoder}.{_GATHERED}".lstrip(".")
     return replace(layout, paths={**layout.paths, EMBEDDING: path})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import EMBEDDING
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _BIAS = "alibi"
 # What blocks call the cache they are given.
 CACHE_NAMES = ("past_key_values", "past_key_value", "layer_past", "cache_params")
+# How their names begin for what others hand on: what all share, what the one before returns, and a
+# slice of what the embedding makes for each.
+SHARED, PREVIOUS, PER_LAYER = "shared_", "prev_", "per_layer_"
 
 
 def block_arguments(
@@ -38,16 +42,19 @@ def block_arguments(
 
     ``attention_mask`` is [batch, seen tokens] with 1 for real tokens; ``position_ids`` is
     [batch, token]. ``past`` is a host-side stand-in for the cache that says how many tokens were
-    seen; the arguments never hold it. ``dtype`` is what the blocks compute in, where that is not
-    the skeleton's.
+    seen; the arguments never hold it, nor what other blocks hand on. ``dtype`` is what the blocks
+    compute in, where that is not the skeleton's.
     """
     import torch
 
     batch, tokens = position_ids.shape
     hidden = torch.zeros(batch, tokens, skeleton.config.hidden_size, dtype=dtype or skeleton.dtype)
     decoder, stubs = _stubbed(skeleton, hidden)
+    several = skeleton.embedding
+    # What the embedding makes beside the state, it makes of ids.
+    ids = several is not None and several.hands != ""
     given = {
-        "inputs_embeds": hidden,
+        **({"input_ids": torch.zeros_like(position_ids)} if ids else {"inputs_embeds": hidden}),
         "attention_mask": _with_room(skeleton, attention_mask, past),
         "position_ids": position_ids,
         # A decoder whose class of cache is its own takes another where it need not make one.
@@ -67,11 +74,26 @@ def block_arguments(
                 if returns == 2:
                     raise
     dropped = (*CACHE_NAMES, "use_cache")
-    layers = [None] * len(stubs) if past is None else past.layers
+    # Blocks that take keys and values of others have no layer in a cache, and are the last ones.
+    layers = [] if past is None else past.layers
     return [
-        {k: _own(v, layer, tokens) for k, v in stub.seen.items() if k not in dropped}
-        for stub, layer in zip(stubs, layers, strict=True)
+        {
+            name: _own(value, layer, tokens)
+            for name, value in stub.seen.items()
+            if name not in dropped and not is_handed(name)
+        }
+        for stub, layer in zip_longest(stubs, layers)
     ]
+
+
+def taken(module: nn.Module) -> tuple[str, ...]:
+    """Return what a module's forward takes of other stages, as its arguments are called."""
+    return tuple(n for n in inspect.signature(module.forward).parameters if is_handed(n))
+
+
+def is_handed(argument: str) -> bool:
+    """Say whether an argument of a block is what other stages hand on."""
+    return argument.startswith((SHARED, PREVIOUS, PER_LAYER))
 
 
 def _with_room(skeleton: Skeleton, mask: torch.Tensor, past: Cache | None) -> torch.Tensor:
@@ -115,7 +137,7 @@ def _stubbed(skeleton: Skeleton, hidden: torch.Tensor) -> tuple[nn.Module, list[
     decoder._modules[layout.blocks] = nn.ModuleList(stubs)
     decoder._modules[layout.norm] = nn.Identity()
     several = skeleton.embedding
-    parts = [skeleton.module(EMBEDDING)] if several is None else several.modules_in_order
+    parts = [skeleton.module(EMBEDDING)] if several is None else several.of_the_state
     for name, child in base.named_children():
         if child is skeleton.blocks or name == layout.norm:
             continue
@@ -123,7 +145,7 @@ def _stubbed(skeleton: Skeleton, hidden: torch.Tensor) -> tuple[nn.Module, list[
             decoder._modules[name] = _giving(hidden)
         elif any(True for _ in child.parameters()):
             # Of no stage: not read here, and of use to the hidden states alone.
-            decoder._modules[name] = _zeroed(skeleton, child)
+            decoder._modules[name] = _zeroed(skeleton, child).to(hidden.dtype)
         else:
             # Rotary tables: small, in no checkpoint, and needed on the host.
             fill_buffers(skeleton.model, child)

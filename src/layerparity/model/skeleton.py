@@ -52,7 +52,7 @@ class Skeleton:
         self.layout = layout_of(self.model)
         embedding = family_of(config.model_type).embedding
         if embedding is not None:
-            self.layout = gathered(self.model, self.layout, embedding.parts)
+            self.layout = gathered(self.model, self.layout, embedding)
         self.conversion = Conversion(self.model)
         self.homeless: list[str] = []
         self.spent: dict[str, Spent] = {}
@@ -122,6 +122,16 @@ class Skeleton:
             if self.conversion.expected[weight].is_floating_point():
                 _refuse_other_numbers(checkpoint, self._sources[weight])
         return sorted(name for weight in wanted for name in self._sources[weight])
+
+    def unused(self) -> list[str]:
+        """Return the warning that some stored tensors belong to no module, or nothing."""
+        if not self.homeless:
+            return []
+        first, *others = self.homeless
+        return [
+            f"The checkpoint's {first}{f' and {len(others)} more' if others else ''} belong to no "
+            f"module of {self.config.model_type}: they are not used."
+        ]
 
     def stored_bytes(self, checkpoint: Checkpoint, stage: str) -> int:
         """Return how many bytes of the checkpoint a stage's weights are, by its headers.

@@ -7,6 +7,7 @@ is every value of the configuration that is no size.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,8 @@ SMALL, TOO_LARGE = 4_000_000, 64_000_000
 _VOCABULARY, _WIDTH, _BLOCKS = 256, 64, 4
 # A list with more different values names no kinds of block: it numbers them.
 _KINDS = 4
+_SHARED = "num_kv_shared_layers"
+_NUMBER = re.compile(r"\d+")
 _PERIODS = ("_interval", "_step", "_period", "_pattern", "_freq", "_frequency", "_replace")
 
 
@@ -59,19 +62,27 @@ def _without_width(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration's changes for few blocks, tokens and experts and narrow MLPs."""
     count = int(values["num_hidden_layers"])
     kept = _kept_blocks(values, count)
+    # The last blocks may take keys and values of others: as many again show each kind of these.
+    shared = min(kept, int(values.get(_SHARED) or 0), count - kept)
+    kept += shared
     chosen, groups = sizes_of(values).top_k or 1, int(values.get("n_group") or 1)
     # So many experts leave a choice, and fill every group.
     experts = groups * math.ceil(max(2 * chosen, 2 * groups) / groups)
     changes: dict[str, Any] = {"num_hidden_layers": kept}
+    if shared:
+        changes[_SHARED] = shared
     for key, value in values.items():
         if isinstance(value, list) and len(value) == count:
             changes[key] = value[:kept]
-        elif type(value) is not int:
+        elif isinstance(value, dict) and value and all(map(_NUMBER.fullmatch, map(str, value))):
+            # Values of single layers, by their numbers.
+            changes[key] = {layer: each for layer, each in value.items() if int(layer) < kept}
+        elif type(value) is not int or key in changes:
             continue
         elif "intermediate_size" in key or key in ("ffn_dim", "ffn_hidden_size"):
             changes[key] = min(value, _WIDTH)
-        elif key == "vocab_size" or key.endswith("_token_id"):
-            changes[key] = min(value, _VOCABULARY - (key != "vocab_size"))
+        elif key.startswith("vocab_size") or key.endswith("_token_id"):
+            changes[key] = min(value, _VOCABULARY - key.endswith("_token_id"))
         elif key in EXPERT_KEYS:
             changes[key] = min(value, experts)
     return changes
@@ -80,12 +91,13 @@ def _without_width(values: Mapping[str, Any]) -> dict[str, Any]:
 def _kept_blocks(values: Mapping[str, Any], count: int) -> int:
     """Return how many blocks show every kind of block that the configuration speaks of."""
     kept = _BLOCKS
+    lists = [each for each in values.values() if isinstance(each, list) and len(each) == count]
+    named = [texts for texts in ([*map(str, each)] for each in lists) if len({*texts}) <= _KINDS]
+    # Of several lists, each pair of kinds that comes together.
+    kinds = [*zip(*named, strict=True)]
+    kept = max([kept, *(kinds.index(kind) + 1 for kind in kinds)])
     for key, value in values.items():
-        if isinstance(value, list) and len(value) == count:
-            texts = [str(each) for each in value]
-            if len(set(texts)) <= _KINDS:
-                kept = max(kept, *(texts.index(text) + 1 for text in texts))
-        elif type(value) is int and key.endswith(_PERIODS) and value < count:
+        if type(value) is int and key.endswith(_PERIODS) and value < count:
             kept = max(kept, value + 1)
     return min(kept, count)
 

@@ -118,7 +118,7 @@ def question_of(config: Config) -> Question:
     values = _architecture(config)
     dtype = own_type(values) if config.dtype is DType.auto else config.dtype.value
     family = family_of(str(values.get("model_type")))
-    scope = scope_of(config, num_layers_of(values), family)
+    scope = scope_of(config, num_layers_of(values), family).with_handers(family, values)
     # What is wrong with the values is said by those who build a model of them.
     experts = config.experts_implementation or abilities.experts
     chained = config.feed is not FeedMode.isolated

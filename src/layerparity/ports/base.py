@@ -54,7 +54,8 @@ class Call:
     ``attended`` are the tokens that each block's attention is told to look at, in the same form; -1
     is none. ``fed`` are by layer the values, floating [batch, token, ...] by their site inside the
     block, that go on there in place of what is computed; of rotated keys those of former passes
-    come first.
+    come first. ``handed`` is what stages handed on to later ones beside their state, of any shape
+    and dtype on the CPU, by name: a port's own, and empty for another pass.
     """
 
     attention_mask: torch.Tensor
@@ -63,6 +64,7 @@ class Call:
     choices: Mapping[int, torch.Tensor] = field(default_factory=dict)
     attended: Mapping[int, torch.Tensor] = field(default_factory=dict)
     fed: Mapping[int | None, Mapping[str, torch.Tensor]] = field(default_factory=dict)
+    handed: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     @property
     def batch(self) -> int:
@@ -166,7 +168,8 @@ class Port(ABC):
     def cached(self, stage: str) -> dict[str, torch.Tensor] | None:
         """Return what the last pass put into its cache at a stage, on the CPU, by names of its own.
 
-        None where the port does not say: a run that generates is then not resumed.
+        None where the port does not say: a run that generates, or whose stages hand on more than
+        their state, is then not resumed.
         """
         return None
 

@@ -22,17 +22,22 @@ def replays(config: Config) -> bool | str:
     return ALL if asked == ALL else bool(asked)
 
 
-def refuse_unweighed(stage: str, shown: Sequence[str]) -> None:
-    """Raise UserError where a run repeats a router's weights and does not look at them.
+def check_replay(asked: bool | str, shown: Mapping[str, Sequence[str]]) -> list[str]:
+    """Refuse a run that repeats a router's weights and does not look at them; return warnings.
 
-    ``shown`` are the sites of a stage that it looks at, by their address there.
+    ``shown`` are the sites that it looks at of each stage with a router, by their address there.
+    Raises UserError.
     """
-    if WEIGHED not in shown:
+    if asked and not shown:
+        return [f"port.replay={str(asked).lower()}: no block of the scope has a router."]
+    unseen = [stage for stage, sites in shown.items() if WEIGHED not in sites]
+    if asked == ALL and unseen:
         raise UserError(
             f"port.replay={ALL} repeats the weights of each router's choices, and this run does "
-            f"not look at {stage}.{WEIGHED}",
+            f"not look at {unseen[0]}.{WEIGHED}",
             "use a capture that has it, as capture=default, or port.replay=true.",
         )
+    return []
 
 
 def shows_weights(model_type: str) -> bool:

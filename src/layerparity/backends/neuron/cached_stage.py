@@ -39,8 +39,9 @@ class CachedStage(nn.Module):
         self.inner = inner
         self._cache = cache
         numbers = {each.layer_idx for each in inner.modules() if hasattr(each, "layer_idx")}
-        kinds = {type(cache.layers[number]).__name__ for number in numbers}
-        if len(numbers) != 1 or not kinds <= {*_KINDS}:
+        # A block that takes another's keys and values has no layer in the cache.
+        kinds = {type(each).__name__ for n, each in enumerate(cache.layers) if n in numbers}
+        if len(numbers) != 1 or not kinds or not kinds <= {*_KINDS}:
             has = ", ".join(sorted(kinds)) or "no block of its own"
             raise UserError(
                 f"compile={mode} takes the static cache of one block, and this stage has {has}",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
-from layerparity.anatomy.family import OUTSIDE, Family
-from layerparity.anatomy.site import EMBEDDING, Place
+from layerparity.anatomy.family import OUTSIDE, Family, Values
+from layerparity.anatomy.site import EMBEDDING, Place, Site
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import scope_text
 from layerparity.settings.config import Config, ScopeKind
@@ -40,8 +41,34 @@ class Scope:
 
     def with_embedding(self) -> Scope:
         """Return the scope with the embedding before its first block."""
-        stages = ("embed_tokens", *self.stages)
-        return Scope(self.kind, stages, self.start, self.end, self.component)
+        return replace(self, stages=(EMBEDDING, *self.stages))
+
+    def with_handers(self, family: Family, values: Values) -> Scope:
+        """Return the scope with the stages that hand on what its blocks take beside their state.
+
+        ``values`` are config.json's.
+        """
+        found, due = set(self.stages), list(self.stages)
+        while due and family.handers is not None:
+            layer = Place.parse(due.pop()).layer
+            more = set() if layer is None else {*family.handers(values, layer)} - found
+            found |= more
+            due += more
+        stages = sorted(found, key=lambda stage: Site(stage, "in").pass_order())
+        return replace(self, stages=tuple(stages))
+
+    def refuse_gaps(self) -> None:
+        """Refuse to feed stages by the ones before them where some are left out. UserError."""
+        layers = [Place.parse(stage).layer for stage in self.stages]
+        for before, after in pairwise(layers):
+            first = 0 if before is None else before + 1
+            if after is not None and after != first:
+                raise UserError(
+                    f"layers.{after} takes what {self.stages[0]} hands on beside its state, and "
+                    "blocks between them are not in the scope",
+                    f"use inputs=golden, which feeds each its own, or scope=range "
+                    f"start={layers[0] or 0} end={layers[-1]}.",
+                )
 
 
 def begins_with_tokens(stages: Sequence[str]) -> bool:
@@ -53,7 +80,7 @@ def begins_with_tokens(stages: Sequence[str]) -> bool:
 _MOST_BLOCKS = 100_000
 
 
-def num_layers_of(model: Mapping[str, Any]) -> int:
+def num_layers_of(model: Values) -> int:
     """Return config.json's number of blocks. Raises UserError for what cannot be run by stages."""
     if "num_hidden_layers" not in model:
         kind = model.get("model_type")

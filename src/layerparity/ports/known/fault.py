@@ -135,7 +135,7 @@ class PlantedPort(HfPort):
 
         assert self.fault.arguments is not None
         skeleton = self.skeleton
-        kept = None if self.cache is None else self.cache.device.layers[layer]
+        kept = None if self.cache is None else self.cache.layer(layer)
         # A block that keeps a state caches no keys.
         keys = getattr(kept, "max_cache_len", 0)
         this = Pass(
@@ -215,7 +215,10 @@ class FaultPort(PlantedPort):
         self.check(assets.config, count, name=name, layers=layers, module=module)
         assert name is not None, "check refuses it"
         self._asked = name, module
-        chosen = range(count) if layers is None else layers
+        # Stages that only hand on to the block of scope=single are no place for it.
+        single = assets.config.layer
+        every = range(count) if single is None else [single]
+        chosen = every if layers is None else layers
         super().__init__(assets, chosen, replay=replay)
         if layers is not None and self.fault.places([]):
             stage = self.fault.stage

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from layerparity.anatomy.family import ATTENDED, CHOSEN_TOKENS, HIDDEN, ROUTED, Tap, taps_within
+from layerparity.anatomy.family import ATTENDED, HIDDEN, ROUTED, Tap, taps_within
 from layerparity.anatomy.site import EMBEDDING, Place, Site
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.model import idle_skeletons
+from layerparity.model.arguments import taken
 from layerparity.model.layer_classes import classes_of
 from layerparity.ports.base import Assets, Call, Observed, Port
 from layerparity.ports.observed import emulated
@@ -22,8 +23,9 @@ from layerparity.ports.observed.canonical import (
     own_choices,
     shown,
 )
+from layerparity.ports.observed.handed import HANDED, for_block, take_out
 from layerparity.ports.observed.static_cache import HfCache
-from layerparity.ports.replay_keys import ALL, refuse_unweighed
+from layerparity.ports.replay_keys import ALL, check_replay
 from layerparity.record.ranks import RankRecord
 from layerparity.settings.config import Config, DType, FeedMode
 
@@ -115,18 +117,11 @@ class HfPort(Port):
         backend.check(skeleton.model)
         for stage in stages:
             skeleton.sources(self.assets.checkpoint, stage)
-        if skeleton.homeless:
-            others = len(skeleton.homeless) - 1
-            backend.warnings.append(
-                f"The checkpoint's {skeleton.homeless[0]}{f' and {others} more' if others else ''} "
-                f"belong to no module of {skeleton.config.model_type}: they are not used."
-            )
-        asked = f"port.replay={str(self.replay).lower()}"
+        backend.warnings += skeleton.unused()
         routing = [stage for stage in stages if self._routes(stage)]
-        if self.replay and not routing:
-            backend.warnings.append(f"{asked}: no block of the scope has a router.")
-        for stage in routing if self.replay == ALL else ():
-            refuse_unweighed(stage, [t.local for _, t in self._taps_of(stage, self.assets.wanted)])
+        taps = {stage: self._taps_of(stage, self.assets.wanted) for stage in routing}
+        shown = {stage: [tap.local for _, tap in each] for stage, each in taps.items()}
+        backend.warnings += check_replay(self.replay, shown)
         self._prove(stages)
         return backend.place(skeleton.model, {stage: skeleton.path(stage) for stage in stages})
 
@@ -203,8 +198,7 @@ class HfPort(Port):
         """
         import torch
 
-        assert self._call is not None, "begin() comes before run()"
-        backend = self.assets.backend
+        call, backend = self.begun, self.assets.backend
         arguments = self._arguments_of(stage)
         if given.is_floating_point():
             # What a golden recorded may be wider, or narrower, than this run.
@@ -214,9 +208,12 @@ class HfPort(Port):
         if told:
             arguments = {**arguments, REPLAYED: backend.send(stage, told)}
         if fed:
-            values, mask = backend.send(stage, (fed, self._call.attention_mask))
+            values, mask = backend.send(stage, (fed, call.attention_mask))
             # As plain containers, which a graph takes as arguments.
-            arguments = {**arguments, FED: (values, mask, self._call.tokens)}
+            arguments = {**arguments, FED: (values, mask, call.tokens)}
+        if call.handed and taken(self.skeleton.module(stage)):
+            handed = for_block(call.handed, Place.parse(stage).layer)
+            arguments = {**arguments, HANDED: backend.send(stage, handed)}
         runnable = self._stages[stage]
         if isinstance(runnable, torch.nn.Module):
             runnable = self._stages[stage] = backend.compile(runnable, (sent, arguments))
@@ -230,6 +227,9 @@ class HfPort(Port):
             ) from error
         fetched = backend.fetch({**seen, _OUTPUT: output})
         fetched.pop(_OUTPUT)
+        handed = take_out(fetched)
+        if Place.parse(stage).stage == stage:
+            call.handed |= handed
         if any(own_choices(local) not in fetched for local in told):
             raise UserError(
                 f"{stage}: its router does not choose by one top-k over all experts, so no choice "
@@ -255,11 +255,8 @@ class HfPort(Port):
         family, skeleton = self.assets.family, self.skeleton
         self._taps[stage] = self._taps_of(stage, self.assets.wanted)
         after = after_of(family, skeleton, stage)
-        choosers = {
-            tap.local: path
-            for path, tap in self._taps_of(stage, lambda **site: True)
-            if tap.spec is CHOSEN_TOKENS
-        }
+        every = self._taps_of(stage, lambda **site: True)
+        choosers = {tap.local: path for path, tap in every if tap.chooses_tokens}
         experts = skeleton.sizes.experts
         return ObservedStage(module, self._taps[stage], after, experts, choosers)
 
@@ -267,7 +264,7 @@ class HfPort(Port):
         """Say whether attention of a block of the scope chooses which tokens it looks at."""
         blocks = (str(Place(layer, "")) for layer in self._kinds)
         everywhere = (self._taps_of(block, lambda **site: True) for block in blocks)
-        return any(tap.spec is CHOSEN_TOKENS for taps in everywhere for _, tap in taps)
+        return any(tap.chooses_tokens for taps in everywhere for _, tap in taps)
 
     def _routes(self, stage: str) -> bool:
         """Say whether a stage holds a router that shows its choices."""
@@ -294,19 +291,18 @@ class HfPort(Port):
 
         Empty where each value goes on as it is computed.
         """
-        assert self._call is not None
-        own = self._call.fed.get(Site(stage, "in").layer, {})
+        own = self.begun.fed.get(Site(stage, "in").layer, {})
         shown = (tap.local for _, tap in self._taps[stage])
         return {local: own[local] for local in shown if local in own}
 
     def told(self, stage: str) -> dict[str, torch.Tensor]:
         """Return what a stage has to choose, int64 [batch, token, k] by site."""
-        assert self._call is not None
-        layer = Site(stage, "in").layer
-        if not (self.replay or self._call.fed) or layer is None:
+        call, layer = self.begun, Site(stage, "in").layer
+        if not (self.replay or call.fed) or layer is None:
             return {}
-        shown = {tap.local for _, tap in self._taps_of(stage, lambda **site: True)}
-        told = {ROUTED: self._call.choices, ATTENDED: self._call.attended}
+        taps = [tap for _, tap in self._taps_of(stage, lambda **site: True)]
+        shown = {tap.local for tap in taps if tap.chooses_tokens or tap.local != ATTENDED}
+        told = {ROUTED: call.choices, ATTENDED: call.attended}
         return {n: each[layer] for n, each in told.items() if n in shown and layer in each}
 
     def _prove(self, stages: Sequence[str]) -> None:
@@ -314,14 +310,16 @@ class HfPort(Port):
         from layerparity.ports.observed.proof import check, prove
 
         chained = self.assets.config.feed is not FeedMode.isolated
+        classes = classes_of(self.skeleton)
         proof = prove(self.skeleton, self.assets.family)
         model = self.skeleton.config.model_type
         self.assets.backend.warnings += check(proof, model, stages, chained)
+        proof.handed.check(stages, self.skeleton.module, classes)
         self._apart, self.not_alone = proof.apart, frozenset(proof.alone)
         layers = {Place.parse(stage).layer for stage in stages}
         self._kinds = {
             layer: proof.kinds[kind]
-            for layer, kind in classes_of(self.skeleton).items()
+            for layer, kind in classes.items()
             if layer in layers and kind in proof.kinds
         }
 
@@ -332,14 +330,16 @@ class HfPort(Port):
     def cached(self, stage: str) -> dict[str, torch.Tensor] | None:
         """Return keys and values [batch, head, token, channel] that a pass just put in at a stage.
 
-        Empty where the stage keeps none, None for a cache that holds more than these.
+        Empty where the stage keeps none, None for a cache that holds more than these, and where
+        stages hand on more than their state.
         """
         place, cache = Place.parse(stage), self.cache
+        if self.begun.handed:
+            return None
         if cache is None or place.layer is None:
             return {}
-        assert self._call is not None
         backend = self.assets.backend
-        found = cache.newest(place.layer, self._call, lambda value: backend.send(stage, value))
+        found = cache.newest(place.layer, self.begun, lambda value: backend.send(stage, value))
         return found and backend.fetch(found)
 
     def refill(self, stage: str, cached: Mapping[str, torch.Tensor]) -> None:
@@ -350,6 +350,12 @@ class HfPort(Port):
             layer.update(*(backend.send(stage, cached[name]) for name in ("keys", "values")))
             # Lazy operations would become part of the next stage's graph.
             backend.fetch({})
+
+    @property
+    def begun(self) -> Call:
+        """The pass that was begun."""
+        assert self._call is not None, "begin() comes before run()"
+        return self._call
 
     @property
     def cache(self) -> HfCache | None:
@@ -366,11 +372,9 @@ class HfPort(Port):
         return kind_of(stage) in self._apart
 
     def _arguments_of(self, stage: str) -> dict[str, Any]:
-        layer = Site(stage, "in").layer
-        component = Site(stage, "in").component
+        layer, component = Site(stage, "in").layer, Site(stage, "in").component
         if stage == EMBEDDING and self.skeleton.embedding is not None:
-            assert self._call is not None
-            positions = {"position_ids": self._call.position_ids}
+            positions = {"position_ids": self.begun.position_ids}
             return dict(self.assets.backend.send(stage, positions))
         if layer is None or component not in ("", "self_attn"):
             return {}
@@ -388,8 +392,7 @@ class HfPort(Port):
         return sent
 
     def _canonical(self, stage: str, output: Any, seen: dict[str, torch.Tensor]) -> Observed:
-        assert self._call is not None
-        tensors, specs, unseen = shown([tap for _, tap in self._taps[stage]], seen, self._call)
+        tensors, specs, unseen = shown([tap for _, tap in self._taps[stage]], seen, self.begun)
         if stage == EMBEDDING and not copies_rows(self.assets.family, self.skeleton):
             specs.setdefault(f"{EMBEDDING}:out", HIDDEN)
         return Observed(output, tensors, specs, unseen)

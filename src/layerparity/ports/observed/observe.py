@@ -17,6 +17,7 @@ from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.rows_apart import cut
 from layerparity.ports.observed.canonical import FED, REPLAYED, own_choices
 from layerparity.ports.observed.fed import Fed, called_again
+from layerparity.ports.observed.handed import HANDED, Handing
 
 # What is told a value at a tap, of any shape, and returns what goes on.
 Meet = Callable[[Tap, torch.Tensor], torch.Tensor]
@@ -63,9 +64,10 @@ class ObservedStage(nn.Module):
         the embedding; what taps saw is as the module gave it. Among the arguments, `REPLAYED` tells
         what to choose, int64 [batch, token, k] by site; what would have been chosen is seen at
         `own_choices` of the site, int64 [batch * token, k], or [batch, token, k] of tokens. `FED`
-        is what goes on in place of what taps see.
+        is what goes on in place of what taps see, `HANDED` what other stages handed on.
         """
         arguments = dict(arguments)
+        handing = Handing(self.module, arguments.pop(HANDED, {}))
         told: dict[str, torch.Tensor] = arguments.pop(REPLAYED, {})
         leading = {local for _, tap in self.taps for local in tap.follows}
         fed = arguments.pop(FED, None)
@@ -82,11 +84,13 @@ class ObservedStage(nn.Module):
                     stack.enter_context(noted.lead(module, tap))
                 stack.enter_context(watched(module, tap, noted.meet))
             replays = self._replays(told, stack)
-            output = first_tensor(self.module(given, **arguments))
+            returned = self.module(given, **arguments, **handing.arguments)
+            output = first_tensor(returned)
         for local, replay in replays.items():
             if replay.scores is not None:
                 chosen = replay.scores.topk(replay.k, dim=-1).indices
                 noted.tensors[own_choices(local)] = chosen
+        noted.tensors |= handing.handed_on(returned)
         return output if self.after is None else self.after(output), noted.tensors
 
     def _replays(self, told: Mapping[str, torch.Tensor], stack: ExitStack) -> dict[str, Replay]:
@@ -156,18 +160,6 @@ def watched(module: nn.Module, tap: Tap, meet: Meet) -> Iterator[None]:
             yield
         return
 
-    def at_input(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        # By its place among the arguments, however they were passed.
-        given, place = [*args, *named.values()], tap.pick or 0
-        value = given[place] if place < len(given) else None
-        if not isinstance(value, torch.Tensor):
-            return None
-        answer = meet(tap, value)
-        if answer is value:
-            return None
-        given[place] = answer
-        return tuple(given[: len(args)]), dict(zip(named, given[len(args) :], strict=True))
-
     def at_output(owner: nn.Module, _: Any, output: Any) -> Any:
         derived = tap.derived
         value = picked(tap, output) if derived is None else derived.read(owner, output)
@@ -182,11 +174,33 @@ def watched(module: nn.Module, tap: Tap, meet: Meet) -> Iterator[None]:
         return None if derived.write is None else derived.write(owner, output, answer)
 
     if tap.of_input:
-        handle = module.register_forward_pre_hook(at_input, with_kwargs=True)
+        handle = module.register_forward_pre_hook(_at_input(tap, meet), with_kwargs=True)
     else:
         handle = module.register_forward_hook(at_output)
     with _removed(handle):
         yield
+
+
+def _at_input(tap: Tap, meet: Meet) -> Callable[..., object]:
+    """Return the hook that lets what a module is given pass by."""
+
+    def at_input(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if tap.argument:
+            value = named.get(tap.argument)
+            answer = None if value is None else meet(tap, value)
+            return None if answer is value else (args, {**named, tap.argument: answer})
+        # By its place among the arguments, however they were passed.
+        given, place = [*args, *named.values()], tap.pick or 0
+        value = given[place] if place < len(given) else None
+        if not isinstance(value, torch.Tensor):
+            return None
+        answer = meet(tap, value)
+        if answer is value:
+            return None
+        given[place] = answer
+        return tuple(given[: len(args)]), dict(zip(named, given[len(args) :], strict=True))
+
+    return at_input
 
 
 def picked(tap: Tap, output: Any) -> torch.Tensor | None:

@@ -18,14 +18,22 @@ from typing import Any
 import torch
 
 from layerparity.anatomy.family import COMPONENTS, Family
-from layerparity.anatomy.site import EMBEDDING, Place, Site
+from layerparity.anatomy.site import EMBEDDING, Place
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
-from layerparity.model.arguments import block_arguments
+from layerparity.model.arguments import block_arguments, taken
 from layerparity.model.layer_classes import classes_of
 from layerparity.model.skeleton import Skeleton
 from layerparity.model.twin import is_small, twins
 from layerparity.ports.observed.dataflow import Anatomised, measure
+from layerparity.ports.observed.handed import (
+    HANDED,
+    Handing,
+    Sources,
+    for_block,
+    needed,
+    take_out,
+)
 from layerparity.ports.observed.observe import ObservedStage
 
 # Relative L2 error of float32 sums in another order stays far below; a forgotten factor does not.
@@ -38,6 +46,8 @@ _OWN_PORT = "give port._target_= a port of your own"
 _FROM_ELSEWHERE = re.compile(
     r"(prev_|shared_|per_layer_|ple_|original_|transformer_|context_)\w+|input_ids|block_states"
 )
+# What a stage is passed beside what it is fed.
+Named = dict[str, Any]
 _proved: dict[str, Proof] = {}
 
 
@@ -50,7 +60,8 @@ class Proof:
     they give each; ``between`` pairs neighbours with something between them;
     ``unproved`` says why nothing could be shown, ``failed`` why stages cannot be run at all.
     ``beside`` are the decoder's modules with weights that are of no stage: learned positions;
-    ``passed`` is what blocks take of others beside their state.
+    ``passed`` is what blocks take of others beside their state; ``handed`` says which of it they
+    cannot do without, and who makes it.
     ``kinds`` holds what was measured of one block of each class of layers; ``unmeasured`` says why
     a class is not among them.
     """
@@ -64,6 +75,7 @@ class Proof:
     unmeasured: str = ""
     beside: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
+    handed: Sources = field(default_factory=Sources)
 
 
 @dataclass
@@ -188,20 +200,27 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
     follows = dict(zip(order, [*order[1:], "logits"], strict=True))
     wanted = {**whole.given, "logits": whole.logits}
     mixing: set[str] = set()
+    classes = classes_of(twin)
+    handed: dict[str, torch.Tensor] = {}
     for stage, given in whole.given.items():
-        layer = Site(stage, "in").layer
-        inside = Site(stage, "in").component if layer is not None else ""
-        named = arguments[layer] if layer is not None and inside in ("", "self_attn") else {}
-        if stage == EMBEDDING and twin.embedding is not None:
-            named = {"position_ids": _positions(mask)}
+        place = Place.parse(stage)
+        inside = "" if place.layer is None else place.module
+        named = _named(twin, place, arguments, handed, mask)
         try:
-            plain, _ = ObservedStage(twin.module(stage), [])(given, named)
+            plain, seen = ObservedStage(twin.module(stage), [])(given, named)
         except Exception:
             if not inside:
                 raise
             # A component that is passed more than one value by its block: Bloom's MLP adds.
             proof.alone.add(kind_of(stage))
             continue
+        if place.layer is not None and not inside:
+            needs = _needed(twin.module(stage), given, named)
+            proof.handed.note(classes[place.layer], needs, seen)
+            # The block itself is measured with what it takes.
+            arguments[place.layer] |= Handing(twin.module(stage), named[HANDED]).arguments
+        if not inside:
+            handed |= take_out(seen)
         if inside and inside != "self_attn":
             kinds = proof.apart if _is_apart(twin.module(stage), given, plain) else mixing
             kinds.add(kind_of(stage))
@@ -219,12 +238,35 @@ def _compare(twin: Skeleton, family: Family, whole: Forward, mask: torch.Tensor)
     return proof
 
 
+def _named(
+    twin: Skeleton,
+    place: Place,
+    arguments: Sequence[Named],
+    handed: dict[str, torch.Tensor],
+    mask: torch.Tensor,
+) -> Named:
+    """Return what a stage is passed beside what it is fed; ``handed`` is what others handed on."""
+    if str(place) == EMBEDDING and twin.embedding is not None:
+        return {"position_ids": _positions(mask)}
+    if place.layer is None or place.module not in ("", "self_attn"):
+        return {}
+    return {**arguments[place.layer], HANDED: for_block(handed, place.layer)}
+
+
+def _needed(module: torch.nn.Module, given: torch.Tensor, named: Named) -> set[str]:
+    """Return what a block cannot be run without, of what others handed on, by its `source`."""
+    if not taken(module):
+        return set()
+    stage, handed = ObservedStage(module, []), named[HANDED]
+    return set(needed(module, handed, lambda left: stage(given, {**named, HANDED: left})[0]))
+
+
 def _measure_kinds(
     proof: Proof,
     twin: Skeleton,
     family: Family,
     whole: Forward,
-    arguments: Sequence[dict[str, Any]],
+    arguments: Sequence[Named],
 ) -> None:
     """Measure what one block of each class of layers computes from what."""
     for layer, kind in classes_of(twin).items():
@@ -264,7 +306,7 @@ def _forward(twin: Skeleton, ids: torch.Tensor, mask: torch.Tensor) -> Forward:
     def watch(stage: str) -> Any:
         first_only = stage == EMBEDDING and several is not None
 
-        def hook(_: Any, args: Any, named: Any, result: Any) -> None:
+        def hook(_: object, args: Any, named: Any, result: Any) -> None:
             first = args[0] if args else next(iter(named.values()))
             given[stage] = first.clone()
             if not first_only:

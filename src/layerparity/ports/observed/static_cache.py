@@ -58,6 +58,11 @@ class HfCache:
                 twin.has_previous_state = dict.fromkeys(twin.has_previous_state, before > 0)
         return self.host
 
+    def layer(self, number: int) -> Any:
+        """Return what is cached of a block; None of one that takes another's keys and values."""
+        layers = self.device.layers
+        return layers[number] if number < len(layers) else None
+
     def newest(
         self, layer: int, call: Call, send: Callable[[torch.Tensor], torch.Tensor]
     ) -> dict[str, torch.Tensor] | None:
@@ -68,8 +73,8 @@ class HfCache:
         """
         import torch
 
-        kept: Any = self.device.layers[layer]
-        if type(kept).__name__ == _NOTHING:
+        kept = self.layer(layer)
+        if kept is None or type(kept).__name__ == _NOTHING:
             return {}
         if type(kept).__name__ not in _KEYS_AND_VALUES:
             return None
