@@ -71,7 +71,23 @@ MODELS: dict[str, Callable[[Path], Path]] = {
         folder
     ),
     "biased": lambda folder: with_biases(folders.llama(folder, **TWO, attention_bias=True)),
+    "wrapped": lambda folder: within_another(folders.llama(folder, **TWO)),
 }
+
+
+def within_another(folder: Path) -> Path:
+    """Put a checkpoint into a model of images, as its text model; the tower has one tensor."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    text = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    said = {"model_type": "mistral3", "text_config": text, "vision_config": {"hidden_size": 8}}
+    (folder / "config.json").write_text(json.dumps(said), encoding="utf-8")
+    file = folder / "model.safetensors"
+    tensors = {f"language_model.{name}": value for name, value in load_file(file).items()}
+    tower = {"vision_tower.norm.weight": torch.ones(8)}
+    save_file(tensors | tower, file, metadata={"format": "pt"})
+    return folder
 
 
 def with_biases(folder: Path) -> Path:
@@ -500,6 +516,13 @@ def test_the_branch_for_devices_is_run_where_it_is_asked_for(ran: Ran, judged: J
     verdict = judged("gemma", "float32", *BLOCK, "port.cpu_branch=false", cls=GEMMA)
     assert (verdict.outcome, verdict.where) == (Outcome.FAIL, "layers.0.input_layernorm:out")
     assert verdict.candidate.device.endswith("not Neuron; the model's branch for devices")
+
+
+def test_the_text_model_of_a_model_of_images_is_sharded(judged: Judged) -> None:
+    verdict = judged("wrapped", "float32", "tp_degree=2", cls=LLAMA)
+    assert verdict.outcome is Outcome.PASS, conclusion(verdict)
+    verdict = judged("wrapped", "float32", "tp_degree=2", wrong("missing_reduction"), cls=LLAMA)
+    assert verdict.outcome is Outcome.FAIL
 
 
 def test_a_converter_may_look_for_what_it_makes_of_another_stage(judged: Judged) -> None:
