@@ -11,6 +11,7 @@ import torch
 from conftest import Ended
 from folders import _save
 from test_families import HANDING, port_of
+from test_port_hf import padded_batch, run_all, stages
 from transformers import AutoConfig
 from transformers.models.gemma4 import modeling_gemma4
 from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa
@@ -21,7 +22,8 @@ from layerparity.making.request.scope import Scope
 from layerparity.model.architecture import read_config
 from layerparity.model.layer_classes import classes_of
 from layerparity.model.skeleton import Skeleton
-from layerparity.ports.observed.handed import Handing, take_out
+from layerparity.ports.observed.handed import HANDED, Handing, take_out
+from layerparity.ports.observed.observe import ObservedStage
 from layerparity.ports.observed.proof import prove
 from layerparity.selftest.models import make_model
 
@@ -91,6 +93,81 @@ def test_a_port_refuses_a_scope_that_lacks_it(
     assert lacks in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("kind", "stage", "scope", "gap"),
+    [
+        ("gemma4_text", "layers.0.mlp", ["layers.0.mlp"], False),
+        ("gemma4_text", "layers.0", ["embed_tokens", "layers.0"], False),
+        ("gemma4_text", "layers.1", ["embed_tokens", "layers.1"], True),
+        (
+            "gemma4_text",
+            "layers.4.self_attn",
+            ["embed_tokens", "layers.2", "layers.4.self_attn"],
+            True,
+        ),
+        ("glm_moe_dsa", "layers.3.self_attn", ["layers.2", "layers.3.self_attn"], True),
+        ("glm_moe_dsa", "layers.2.self_attn", ["layers.2.self_attn"], False),
+    ],
+)
+def test_a_scope_takes_in_what_its_stage_takes_and_is_no_chain_with_gaps(
+    kind: str, stage: str, scope: list[str], gap: bool
+) -> None:
+    """Of the embedding's values attention sees none; a component is fed by no stage before it."""
+    taken = Scope("single", (stage,)).with_handers(family_of(kind), HANDING[kind])
+    assert ([*taken.stages], taken.takes) == (scope, len(scope) > 1)
+    if gap:
+        with pytest.raises(UserError, match="hands on beside its state, and what is between them"):
+            taken.refuse_gaps()
+    else:
+        taken.refuse_gaps()
+
+
+@pytest.mark.parametrize(
+    ("kind", "odd"),
+    [
+        ("gemma4_text", {"num_kv_shared_layers": "abc"}),
+        ("gemma4_text", {"layer_types": 5}),
+        ("glm_moe_dsa", {"indexer_types": 5}),
+        ("glm_moe_dsa", {"indexer_types": None, "index_topk_freq": "x"}),
+        ("glm_moe_dsa", {"indexer_types": None, "index_skip_topk_offset": [2]}),
+    ],
+)
+def test_odd_values_are_a_message(kind: str, odd: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"which blocks of {kind} hand on to others .*: check its"):
+        Scope("single", ("layers.3",)).with_handers(family_of(kind), HANDING[kind] | odd)
+
+
+def test_offloaded_blocks_hand_on_what_they_store(tmp_path: Path) -> None:
+    """accelerate's hooks go on with copies of dictionaries."""
+    from accelerate import cpu_offload
+
+    config = AutoConfig.for_model("gemma4_text", **HANDING["gemma4_text"])
+    port = port_of(_save(config, tmp_path / "model", 0))
+    port.place(["embed_tokens", "layers.0", "layers.1", "layers.2"])
+    port.skeleton.load(port.assets.checkpoint, "layers.2")
+    block = port.skeleton.module("layers.2")
+    arguments = {"position_embeddings": (torch.ones(1, 4, 16), torch.zeros(1, 4, 16))}
+    handed = {HANDED: {"per_layer_input": torch.ones(1, 4, 16)}}
+    for offloaded in (False, True):
+        if offloaded:
+            cpu_offload(block, execution_device="cpu")
+        _, seen = ObservedStage(block, [])(torch.ones(1, 4, 64), {**arguments, **handed})
+        assert {name.rpartition(" ")[0] for name in seen} == {
+            "handed shared_kv_states sliding_attention"
+        }, offloaded
+
+
+def test_only_what_some_block_needs_is_kept(tmp_path: Path) -> None:
+    """GLM-5's blocks all choose their own tokens: a run of it is resumed as any other."""
+    settings = {**HANDING["glm_moe_dsa"], "indexer_types": ["full"] * 4}
+    port = port_of(_save(AutoConfig.for_model("glm_moe_dsa", **settings), tmp_path / "model", 0))
+    ids, call = padded_batch()
+    port.place(stages(port))
+    run_all(port, ids, call)
+    assert call.handed == {}
+    assert port.cached("layers.0") == {}
+
+
 def test_what_is_handed_on_does_not_change_afterwards() -> None:
     """A cache goes on writing into the tensors that it gave out."""
 
@@ -152,23 +229,26 @@ def test_a_wrong_hand_over_fails_where_it_is_taken(
     steps = (*run, "generate.max_new_tokens=3")
     made = cli(*steps, "kind=golden", "inputs=random", "seq_len=40", "dtype=float32", "name=golden")
     assert made.exit == 0, made.err
-    fed = ("kind=candidate", "inputs=golden", "dtype=bfloat16")
+    fed = ("kind=candidate", "inputs=golden", "golden=golden", "dtype=bfloat16")
     assert cli(*steps, *fed, "name=right").exit == 0
     compared = cli("job=compare", "candidate=right")
     assert compared.exit == 0, compared.out
+    # A golden that shows nothing of the embedding has all that its blocks take.
+    bare = ("inputs=random", "seq_len=16", "dtype=bfloat16", 'capture.include=["layers.*:out"]')
+    assert cli(*run, *bare, "kind=golden", "name=bare").exit == 0
     # One block alone: what hands on to it comes along.
     last = HANDING[kind]["num_hidden_layers"] - 1
     assert cli(*run, *fed, "scope=single", f"layer={last}", "name=alone").exit == 0
-    compared = cli("job=compare", "candidate=alone")
+    compared = cli("job=compare", "golden=golden", "candidate=alone")
     assert "INCONCLUSIVE: only " in compared.out, "all that was compared passes"
     assert " fail " not in compared.out
     chained = cli(*run, *fed, "scope=single", f"layer={last}", "feed=chained")
     # The one before it is the one that hands on to GLM's last block; Gemma's are further away.
-    gap = "blocks between them are not in the scope: use inputs=golden" in chained.err
+    gap = "what is between them is not in the scope: use inputs=golden" in chained.err
     assert (chained.exit, gap) == ((2, True) if kind == "gemma4_text" else (0, False))
     monkeypatch.setattr(owner, "forward", wrong)
     assert cli(*run, *fed, "name=wrong").exit == 0
-    compared = cli("job=compare", "candidate=wrong")
+    compared = cli("job=compare", "golden=golden", "candidate=wrong")
     assert compared.exit == 1, compared.out
     assert f"FAIL at {first}" in compared.out
 

@@ -51,7 +51,8 @@ WHOLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"vision_config": _TOWER, "mm_tokens_per_image": 4},
     ),
     "gemma4": (
-        {"sliding_window": 16, "hidden_size_per_layer_input": 0, "global_head_dim": 16},
+        {"sliding_window": 16, "hidden_size_per_layer_input": 16, "global_head_dim": 16,
+         "vocab_size_per_layer_input": 300},
         {"vision_config": None, "audio_config": None},
     ),
     "mistral3": (

@@ -28,8 +28,7 @@ class Reads(StrEnum):
     """What a module of the embedding is called with, and what becomes of its output.
 
     The rows of ``tokens`` come first; rows of ``positions`` are added to what there is by then; of
-    what goes on (``state``) a module makes something else. A module ``beside`` the state makes what
-    blocks take beside it: the family says how (`Embedding.per_layer`).
+    what goes on (``state``) a module makes something else, as another of what one ``beside`` made.
     """
 
     TOKENS = "tokens"
@@ -43,7 +42,9 @@ class EmbeddingPart:
     """One module of the embedding: ``module`` is its name in the decoder.
 
     ``call(module, position_ids)`` is how a table of positions is read that is called with more than
-    position ids, int64 [batch, token]. Not every model of a family has an ``optional`` part.
+    position ids, int64 [batch, token]. Not every model of a family has an ``optional`` part. A
+    table that is ``scaled`` rounds its rows. A part that is ``beside`` the state makes what blocks
+    take beside it, as the family says (`Embedding.per_layer`): each block's apart, if ``by_layer``.
     """
 
     module: str
@@ -52,6 +53,7 @@ class EmbeddingPart:
     optional: bool = False
     scaled: bool = False
     by_layer: bool = False
+    beside: bool = False
 
     @property
     def path(self) -> str:
@@ -87,14 +89,17 @@ class Embedding:
     def block(self) -> Block:
         """What is computed from what, from the ids on, as the sites of the stage call it."""
         state: tuple[str, ...] = (f"{EMBEDDING}:in",)
+        beside: tuple[str, ...] = ()
         nodes: list[Node] = []
         for part in self.parts:
+            if part.beside:
+                tokens = (f"{EMBEDDING}:in",)
+                fed = {Reads.TOKENS: tokens, Reads.BESIDE: beside}.get(part.reads, state)
+                nodes.append(Node(part.local, fed, part.path, optional=part.optional))
+                beside = (part.local,)
+                continue
             # No site shows the positions that a table is read at.
             fed = () if part.reads is Reads.POSITIONS else state
-            if part.reads is Reads.BESIDE:
-                others = tuple(node.local for node in nodes if node.local not in state)
-                nodes.append(Node(part.local, (*fed, *others), part.path, optional=part.optional))
-                continue
             nodes.append(Node(part.local, fed, part.path, optional=part.optional))
             state = (*state, part.local) if part.reads is Reads.POSITIONS else (part.local,)
         added = RESIDUAL if len(state) > 1 else ""

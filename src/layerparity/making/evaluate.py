@@ -235,14 +235,19 @@ class Evaluator(HfPort):
         self._show_scores(router, list(observed.values()))
         visibly = visible(self.begun)
         for own in attending.values():
-            if own.scores is not None:
-                scores = own.scores.detach().cpu()[..., : visibly.shape[-1]]
-                self._attended = scores.masked_fill(~visibly, 0.0)
+            scores = None if own.scores is None else own.scores.detach().cpu()
+            scores = None if scores is None else scores[..., : visibly.shape[-1]]
+            self._attended = None if scores is None else scores.masked_fill(~visibly, 0.0)
         if self._attended is not None:
             # A block that takes what another chose takes it by that one's scores.
             chosen = [n for n, spec in observed[stage].specs.items() if spec is CHOSEN_TOKENS]
             observed[stage].tensors |= dict.fromkeys(map(scores_at, chosen), self._attended)
         return observed
+
+    def take_handed(self, other: Evaluator) -> None:
+        """Take what stages of another way handed on by now for what this one's did."""
+        self.begun.handed |= other.begun.handed
+        self._attended = other._attended
 
     def _given(self, stage: str, given: torch.Tensor, steps: bool = False) -> torch.Tensor:
         """Return what a stage is given, in this way's type, and disturbed if it does that."""

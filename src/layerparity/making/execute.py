@@ -44,9 +44,10 @@ class Execution:
     """One run's stages, fed from ``inputs``; stages without given values are chained.
 
     ``input_sites`` are the sites that stages take their values from; ``count`` counts the
-    stages and tokens that are done. With ``streams`` a stage's weights are there only while it
-    runs, and the next one's are read meanwhile where ``ahead`` says so. The ``journal`` is told
-    what is done, and may know what another process has done already.
+    stages and tokens that are done. Blocks may take more of others than their state (``takes``).
+    With ``streams`` a stage's weights are there only while it runs, and the next one's are read
+    meanwhile where ``ahead`` says so. The ``journal`` is told what is done, and may know what
+    another process has done already.
     """
 
     port: Port
@@ -57,6 +58,7 @@ class Execution:
     recorder: Recorder
     count: progress.Progress
     max_new_tokens: int = 0
+    takes: bool = False
     references: ReferenceRecorder | None = None
     streams: bool = False
     ahead: bool = False
@@ -65,7 +67,6 @@ class Execution:
     _peaks: MemoryPeaks = field(default_factory=MemoryPeaks, init=False)
     _at: str = field(default="the start", init=False)
     _loaded: set[str] = field(default_factory=set, init=False)
-    _prefill: Call | None = field(default=None, init=False)
 
     def run(self) -> PassResult:
         """Load and run every stage once, then generate where asked; called once.
@@ -87,7 +88,7 @@ class Execution:
     def _passes(self) -> None:
         """Run the prefill, and a decode step for each further token."""
         mask, positions = self.inputs.attention_mask, self.inputs.position_ids
-        self._prefill = call = self._call(mask, positions, None)
+        call = self._call(mask, positions, None)
         room = call.tokens + self.max_new_tokens if self.max_new_tokens else 0
         if room:
             call.cache = self.port.new_cache(call.batch, room)
@@ -150,8 +151,7 @@ class Execution:
         """Tell the journal what is done, the ``state`` that the next one needs, and who ran."""
         if self.journal is not None:
             # What stages hand on beside their state no journal keeps: see `Port.cached`.
-            hands = self._prefill is not None and bool(self._prefill.handed)
-            caching = ran if self.max_new_tokens or hands else ()
+            caching = ran if self.max_new_tokens or self.takes else ()
             with self._part((ran or self.stages)[-1], "store"):
                 self.journal.note(name, self._result, state, caching)
 

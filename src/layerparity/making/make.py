@@ -252,6 +252,7 @@ def execute(
             recorder=recorder,
             count=bar,
             max_new_tokens=config.generate.max_new_tokens,
+            takes=prepared.scope.takes,
             references=references,
             streams=prepared.backend.streams,
             ahead=prepared.backend.ahead,

@@ -103,7 +103,9 @@ class ReferenceRecorder:
     def evaluate(self, record: StageRecord) -> None:
         """Evaluate one stage in every way and store the floors; decode steps isolated only."""
         kinds = {spec.kind for spec in record.specs.values()}
-        if record.stage == EMBEDDING and Kind.REAL not in kinds:
+        several = self.port.skeleton.embedding
+        hands = several is not None and several.hands != ""
+        if record.stage == EMBEDDING and Kind.REAL not in kinds and not hands:
             # Rows that are copied have nothing to round.
             return
         if record.step is None:

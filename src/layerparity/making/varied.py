@@ -191,6 +191,13 @@ class VariedRuns:
     _result: PassResult = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.prepared.scope.takes and self.prepared.config.tp_degree > 1:
+            # A rank begins each stage's pass anew, and what stages hand on is a pass's own.
+            raise UserError(
+                "Blocks of this model take more of others than their state, which is not kept over "
+                "the arrangements of several ranks",
+                "use tp_degree=1.",
+            )
         where = self.folder / "base"
         where.mkdir()
         self.manifest, self._result = make.execute(

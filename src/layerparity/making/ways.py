@@ -142,7 +142,7 @@ class Ways:
     def take_handed(self, other: Ways) -> None:
         """Take what stages of other ways handed on by now for what these did."""
         for key, track in self._tracks.items():
-            track.evaluator.begun.handed |= other._tracks[key].evaluator.begun.handed
+            track.evaluator.take_handed(other._tracks[key].evaluator)
 
     def cache_layers(self) -> list[Any]:
         """Return the layers of transformers' cache, those of one way for all; none without one."""

@@ -143,9 +143,12 @@ def _stubbed(skeleton: Skeleton, hidden: torch.Tensor) -> tuple[nn.Module, list[
             continue
         if child in parts:
             decoder._modules[name] = _giving(hidden)
+        elif several is not None and child in several.modules_in_order:
+            # What it makes beside the state is handed on by itself, and may be very wide.
+            decoder._modules[name] = _hollow(child, hidden)
         elif any(True for _ in child.parameters()):
             # Of no stage: not read here, and of use to the hidden states alone.
-            decoder._modules[name] = _zeroed(skeleton, child).to(hidden.dtype)
+            decoder._modules[name] = _zeroed(skeleton, child)
         else:
             # Rotary tables: small, in no checkpoint, and needed on the host.
             fill_buffers(skeleton.model, child)
@@ -165,6 +168,17 @@ def _zeroed(skeleton: Skeleton, child: nn.Module) -> nn.Module:
                 module._parameters[name] = nn.Parameter(empty, requires_grad=False)
     fill_buffers(skeleton.model, copied)
     return copied
+
+
+def _hollow(child: nn.Module, hidden: torch.Tensor) -> nn.Module:
+    """Return a module without weights whose outputs are as wide as a table's or projection's.
+
+    They are 0, in the type of ``hidden`` [batch, token, channel]; another module changes nothing.
+    """
+    from torch import nn
+
+    width = getattr(child, "embedding_dim", getattr(child, "out_features", 0))
+    return _giving(hidden.new_zeros(*hidden.shape[:2], width)) if width else nn.Identity()
 
 
 def _giving(hidden: torch.Tensor) -> nn.Module:

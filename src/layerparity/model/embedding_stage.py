@@ -19,7 +19,7 @@ class EmbeddingStage(nn.Module):
         super().__init__()
         children = dict(decoder.named_children())
         self.parts = tuple(part for part in embedding.parts if part.module in children)
-        beside = any(part.reads is Reads.BESIDE for part in self.parts)
+        beside = any(part.beside for part in self.parts)
         self.per_layer = embedding.per_layer if beside else None
         self.hands = embedding.per_layer_name if beside else ""
         self.config = decoder.config
@@ -35,7 +35,7 @@ class EmbeddingStage(nn.Module):
     def of_the_state(self) -> list[nn.Module]:
         """Those of the modules that make what the first block is fed."""
         every = zip(self.parts, self.modules_in_order, strict=True)
-        return [module for part, module in every if part.reads is not Reads.BESIDE]
+        return [module for part, module in every if not part.beside]
 
     def forward(
         self, ids: torch.Tensor, position_ids: torch.Tensor
@@ -47,11 +47,13 @@ class EmbeddingStage(nn.Module):
         """
         state = ids
         for part, module in zip(self.parts, self.modules_in_order, strict=True):
+            if part.beside:
+                continue
             if part.reads is Reads.POSITIONS:
                 call = part.call
                 rows = module(position_ids) if call is None else call(module, position_ids)
                 state = state + rows
-            elif part.reads is not Reads.BESIDE:
+            else:
                 state = module(state)
         if self.per_layer is None:
             return state

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # What transformers takes for a configuration that does not say.
 _PER_LAYER = 256
+_TABLE, _NORM = "embed_tokens_per_layer", "per_layer_projection_norm"
 
 
 def _per_layer(
@@ -30,10 +31,10 @@ def _per_layer(
     and a projection of its state, normed, are added and divided by the root of 2: see transformers'
     ``Gemma4TextModel.project_per_layer_inputs``.
     """
-    rows = modules["embed_tokens_per_layer"](ids)
+    rows = modules[_TABLE](ids)
     projected = modules["per_layer_model_projection"](state) * config.hidden_size**-0.5
     shape = (config.num_hidden_layers, config.hidden_size_per_layer_input)
-    normed = modules["per_layer_projection_norm"](projected.unflatten(-1, shape))
+    normed = modules[_NORM](projected.unflatten(-1, shape))
     mixed: torch.Tensor = (normed + rows.unflatten(-1, shape)) * 2.0**-0.5
     return mixed
 
@@ -58,9 +59,9 @@ FAMILY = Family(
     embedding=Embedding(
         (
             EmbeddingPart("embed_tokens", Reads.TOKENS, optional=True, scaled=True),
-            EmbeddingPart("embed_tokens_per_layer", Reads.BESIDE, optional=True, scaled=True),
-            EmbeddingPart("per_layer_model_projection", Reads.BESIDE, optional=True),
-            EmbeddingPart("per_layer_projection_norm", Reads.BESIDE, optional=True, by_layer=True),
+            EmbeddingPart(_TABLE, Reads.TOKENS, optional=True, scaled=True, beside=True),
+            EmbeddingPart("per_layer_model_projection", optional=True, beside=True),
+            EmbeddingPart(_NORM, Reads.BESIDE, optional=True, by_layer=True, beside=True),
         ),
         _per_layer,
         "per_layer_input",

@@ -17,13 +17,17 @@ from layerparity.settings.model import ModelSettings
 
 @dataclass(frozen=True)
 class Scope:
-    """The asked part of a model: its stages in order, and how it is described."""
+    """The asked part of a model: its stages in order, and how it is described.
+
+    Its blocks may take more of other stages than their state (``takes``).
+    """
 
     kind: str
     stages: tuple[str, ...]
     start: int | None = None
     end: int | None = None
     component: str | None = None
+    takes: bool = False
 
     def describe(self) -> str:
         """Return the scope as a user would say it."""
@@ -46,28 +50,41 @@ class Scope:
     def with_handers(self, family: Family, values: Values) -> Scope:
         """Return the scope with the stages that hand on what its blocks take beside their state.
 
-        ``values`` are config.json's.
+        ``values`` are config.json's. Raises UserError for some that cannot be read.
         """
-        found, due = set(self.stages), list(self.stages)
-        while due and family.handers is not None:
-            layer = Place.parse(due.pop()).layer
-            more = set() if layer is None else {*family.handers(values, layer)} - found
+        if family.handers is None:
+            return self
+        found, due, takes = set(self.stages), list(self.stages), False
+        while due:
+            place = Place.parse(due.pop())
+            if place.layer is None or place.module not in ("", "self_attn"):
+                continue
+            try:
+                handers = set(family.handers(values, place.layer))
+            except (LookupError, TypeError, ValueError) as error:
+                raise UserError(
+                    f"config.json does not say which blocks of {family.model_type} hand on to "
+                    f"others ({error}): check its lists, and its numbers of layers."
+                ) from error
+            # What a block is given of the embedding, its attention does not see.
+            more = handers - ({EMBEDDING} if place.module else set())
+            takes = takes or bool(more)
+            due += more - found
             found |= more
-            due += more
         stages = sorted(found, key=lambda stage: Site(stage, "in").pass_order())
-        return replace(self, stages=tuple(stages))
+        return replace(self, stages=tuple(stages), takes=takes)
 
     def refuse_gaps(self) -> None:
         """Refuse to feed stages by the ones before them where some are left out. UserError."""
-        layers = [Place.parse(stage).layer for stage in self.stages]
-        for before, after in pairwise(layers):
-            first = 0 if before is None else before + 1
-            if after is not None and after != first:
+        places = [Place.parse(stage) for stage in self.stages]
+        for before, after in pairwise(places):
+            first = 0 if before.layer is None else before.layer + 1
+            if after.layer is not None and (after.layer != first or after.module):
                 raise UserError(
-                    f"layers.{after} takes what {self.stages[0]} hands on beside its state, and "
-                    "blocks between them are not in the scope",
+                    f"{after} takes what {self.stages[0]} hands on beside its state, and what is "
+                    "between them is not in the scope",
                     f"use inputs=golden, which feeds each its own, or scope=range "
-                    f"start={layers[0] or 0} end={layers[-1]}.",
+                    f"start={places[0].layer or 0} end={places[-1].layer}.",
                 )
 
 

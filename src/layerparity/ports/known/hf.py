@@ -23,7 +23,7 @@ from layerparity.ports.observed.canonical import (
     own_choices,
     shown,
 )
-from layerparity.ports.observed.handed import HANDED, for_block, take_out
+from layerparity.ports.observed.handed import HANDED, for_block, source, take_out
 from layerparity.ports.observed.static_cache import HfCache
 from layerparity.ports.replay_keys import ALL, check_replay
 from layerparity.record.ranks import RankRecord
@@ -100,6 +100,8 @@ class HfPort(Port):
         self._taps: dict[str, list[tuple[str, Tap]]] = {}
         self._kinds: dict[int, Anatomised] = {}
         self._apart: set[str] = set()
+        # What some block needs of what others hand on; None: all of it may be.
+        self._needed: frozenset[str] | None = None
         # Kinds of stage that a small model's block passes more than what they are fed.
         self.not_alone: frozenset[str] = frozenset()
         self._arguments: list[dict[str, Any]] = []
@@ -229,7 +231,8 @@ class HfPort(Port):
         fetched.pop(_OUTPUT)
         handed = take_out(fetched)
         if Place.parse(stage).stage == stage:
-            call.handed |= handed
+            kept = {source(n) for n in handed} if self._needed is None else self._needed
+            call.handed |= {n: each for n, each in handed.items() if source(n) in kept}
         if any(own_choices(local) not in fetched for local in told):
             raise UserError(
                 f"{stage}: its router does not choose by one top-k over all experts, so no choice "
@@ -316,12 +319,10 @@ class HfPort(Port):
         self.assets.backend.warnings += check(proof, model, stages, chained)
         proof.handed.check(stages, self.skeleton.module, classes)
         self._apart, self.not_alone = proof.apart, frozenset(proof.alone)
-        layers = {Place.parse(stage).layer for stage in stages}
-        self._kinds = {
-            layer: proof.kinds[kind]
-            for layer, kind in classes.items()
-            if layer in layers and kind in proof.kinds
-        }
+        self._needed = proof.handed.names
+        inside = {Place.parse(stage).layer for stage in stages}
+        known = {n: kind for n, kind in classes.items() if n in inside and kind in proof.kinds}
+        self._kinds = {layer: proof.kinds[kind] for layer, kind in known.items()}
 
     def new_cache(self, batch: int, max_tokens: int) -> HfCache:
         """Return transformers' static cache with a host-side twin that only counts."""

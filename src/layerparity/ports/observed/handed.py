@@ -9,6 +9,7 @@ transformers passes it on in three ways: in a dictionary that all blocks share
 from __future__ import annotations
 
 import re
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,16 @@ def source(name: str) -> str:
     return re.sub(r" \d+$", "", name)
 
 
+class _Shared(UserDict[str, "tuple[torch.Tensor, ...]"]):
+    """What all blocks write into and read from. accelerate would go on with a copy of a dict."""
+
+    def to(self, device: torch.device | str, *_: object, **__: object) -> _Shared:
+        """Move the tensors, in place; return itself."""
+        for key, tensors in self.items():
+            self[key] = tuple(each.to(device) for each in tensors)
+        return self
+
+
 class Handing:
     """One call of a stage's module: what it is passed of others, and what it hands on.
 
@@ -48,7 +59,7 @@ class Handing:
     def __init__(self, module: nn.Module, given: Tensors) -> None:
         self._names = taken(module)
         self._hands = getattr(module, "hands", "")
-        self._boxes: dict[str, dict[str, tuple[torch.Tensor, ...]]] = {}
+        self._boxes: dict[str, _Shared] = {}
         self.arguments: dict[str, Any] = {}
         for argument in self._names:
             if argument.startswith(SHARED):
@@ -80,9 +91,9 @@ class Handing:
         return {f"{HANDED} {name}": tensor.clone() for name, tensor in found.items()}
 
 
-def _box(argument: str, given: Tensors) -> dict[str, tuple[torch.Tensor, ...]]:
-    """Return the dictionary that blocks share, as it stands before a block."""
-    box: dict[str, tuple[torch.Tensor, ...]] = {}
+def _box(argument: str, given: Tensors) -> _Shared:
+    """Return what blocks share, as it stands before a block."""
+    box = _Shared()
     for name in sorted(given):
         if name.startswith(f"{argument} "):
             key = source(name).removeprefix(f"{argument} ")
@@ -134,6 +145,11 @@ class Sources:
         for noted, names in ((self.needs, needs), (self.makes, made - needs)):
             if names:
                 noted.setdefault(kind, set()).update(names)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All that some block cannot do without, each by its `source`."""
+        return frozenset[str]().union(*self.needs.values())
 
     def of(self, layer: int, module: nn.Module, classes: Mapping[int, str]) -> set[str]:
         """Return the stages that hand on what a module of a block needs.
