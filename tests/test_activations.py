@@ -268,6 +268,9 @@ FP4_GROUPS = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "is_dyna
         # Which of two groups of a class a module is in, nothing says.
         (grouped(a=(["Linear"], FP8_TOKENS), b=(["Other"], None)), None),
         (grouped(a=(["re:["], FP8_TOKENS)), Activations("FP8")),
+        # A type, or bits, that are no such thing.
+        (grouped(a=(["Linear"], {**FP8_TOKENS, "num_bits": [8]})), None),
+        (grouped(a=(["Linear"], {**FP8_TOKENS, "type": {}})), None),
         (quark("fp4", FP4_GROUPS), None),
         (quark("fp4", FP4_GROUPS, **{"*self_attn*": "fp8_e4m3"}), Activations("FP8")),
         (quark("fp8_e4m3", None), None),

@@ -121,11 +121,18 @@ def _of_groups(keys: Mapping[str, object], module: str, kind: str) -> Mapping[st
     others: list[Mapping[str, object]] = []
     for group in _mapping(keys, "config_groups").values():
         weights, targets = _mapping(group, "weights"), _listed(group, "targets")
-        if _TYPES.get((weights.get("type", "int"), weights.get("num_bits"))) == kind:
+        if _type(weights) == kind:
             is_named = any(_names(str(target), module) for target in targets)
             (named if is_named else others).append(_mapping(group, "input_activations"))
     found = named or others
     return found[0] if found and all(each == found[0] for each in found) else {}
+
+
+def _type(said: Mapping[str, object]) -> str:
+    """Return the type that compressed-tensors' keys name, or nothing."""
+    bits = said.get("num_bits")
+    named = (str(said.get("type", "int")), bits) if isinstance(bits, int) else None
+    return _TYPES.get(named, "")
 
 
 def _names(target: str, module: str) -> bool:
@@ -156,7 +163,7 @@ def _of_quark(keys: Mapping[str, object], module: str, kind: str) -> Mapping[str
 
 def _of_spec(said: Mapping[str, object], scale: float) -> Activations | None:
     """Return what compressed-tensors' ``input_activations`` mean, where they are read."""
-    kind = _TYPES.get((said.get("type", "int"), said.get("num_bits")))
+    kind = _type(said)
     size, strategy = said.get("group_size"), said.get("strategy")
     group = size if isinstance(size, int) and strategy in ("group", "tensor_group") else 0
     if kind not in LARGEST or said.get("symmetric") is False:
