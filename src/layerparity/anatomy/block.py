@@ -98,8 +98,9 @@ class Block:
     @cached_property
     def order(self) -> dict[str, int]:
         """The place of every value in a forward pass; what the block is given comes first."""
-        given = dict.fromkeys((":in", *(each for node in self.nodes for each in node.inputs)), 0)
-        return given | {node.local: place for place, node in enumerate(self.nodes, 1)}
+        computed = {node.local: place for place, node in enumerate(self.nodes, 1)}
+        inputs = (":in", *(each for node in self.nodes for each in node.inputs))
+        return dict.fromkeys((each for each in inputs if each not in computed), 0) | computed
 
     @cached_property
     def sources(self) -> dict[str, frozenset[str]]:
@@ -128,13 +129,13 @@ class Block:
         if end == "in" and self.values_of(module):
             return self.rank_of_module(module) - 0.5
         holder = module.rpartition(".")[0] if end == "out" else module
-        return self.order.get(f"{holder}:out", len(self.order) - 1) - 0.5
+        return self.order.get(f"{holder}:out", len(self.nodes)) - 0.5
 
     def rank_of_module(self, module: str) -> int:
         """Return the place of the first value that a module, or one inside it, computes."""
         inside = (n for n in self.nodes if module and n.module and within(n.module, module))
         first = next(inside, None)
-        return len(self.order) if first is None else self.order[first.local]
+        return len(self.nodes) + 1 if first is None else self.order[first.local]
 
     def values_of(self, module: str) -> list[str]:
         """Return the values that a module itself computes, in the order of a forward pass."""
