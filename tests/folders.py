@@ -67,6 +67,22 @@ def cohere(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return _save(CohereConfig(**settings), folder, seed)
 
 
+def granite(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Granite: rows of the table, residuals and logits are multiplied, outside of modules."""
+    from transformers import GraniteConfig
+
+    settings = {**SHARED, "intermediate_size": 96, "embedding_multiplier": 12.0, **changes}
+    return _save(GraniteConfig(**settings), folder, seed)
+
+
+def gemma3(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Gemma 3's text model: four norms a block, and rows that are scaled."""
+    from transformers import Gemma3TextConfig
+
+    settings = {**SHARED, "intermediate_size": 96, "sliding_window": 16, **changes}
+    return _save(Gemma3TextConfig(**settings), folder, seed)
+
+
 def qwen3(folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Qwen3, dense: queries and keys are normed by head; the head has weights of its own."""
     from transformers import Qwen3Config

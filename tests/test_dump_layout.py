@@ -11,8 +11,8 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from layerparity.anatomy.family import HEADS, HIDDEN
-from layerparity.making.behind_norm import is_normed
 from layerparity.making.dump_layout import DumpLayout
+from layerparity.making.misplaced import is_normed
 
 BATCH, TOKENS, HEADS_OF, WIDTH = 2, 5, 3, 4
 VALUES = torch.arange(BATCH * TOKENS * HEADS_OF * WIDTH).view(BATCH, TOKENS, HEADS_OF, WIDTH)

@@ -443,6 +443,19 @@ def test_logits_are_those_that_the_model_scales(judged: Judge, tmp_path: Path) -
     assert judged(tmp_path / "wrong", tmp_path / "model").where == "lm_head:out"
 
 
+@pytest.mark.usefixtures("no_mistakes_tried")
+def test_rows_that_are_scaled_behind_their_table(judged: Judge, tmp_path: Path) -> None:
+    """The embedding's output is what block 0 is given, whatever its module puts out."""
+    model = engine(folders.granite(tmp_path / "model"))
+    recorded(model, tmp_path / "right", steps=1)
+    verdict = judged(tmp_path / "right", tmp_path / "model")
+    assert verdict.outcome is Outcome.PASS, (verdict.where, verdict.counts)
+    model.model.embedding_multiplier *= 1.01
+    recorded(model, tmp_path / "wrong", steps=1)
+    verdict = judged(tmp_path / "wrong", tmp_path / "model")
+    assert verdict.where == "embed_tokens:out"
+
+
 def two_ranks(model: nn.Module, folder: Path, **keys: Any) -> None:
     """Record as two ranks do that hold one half of the MLP's inner channels each."""
     served(model, steps=0)

@@ -23,12 +23,19 @@ from layerparity.record.verdict import Outcome
 # vLLM looks through all objects of its process, and some that a fork inherits do not have it.
 pytestmark = pytest.mark.fresh_interpreter
 Cli = Callable[..., Ended]
-MADE = {"llama": folders.llama, "qwen3": folders.qwen3, "qwen3_moe": folders.qwen3_moe}
+MADE = {
+    "llama": folders.llama,
+    "qwen3": folders.qwen3,
+    "qwen3_moe": folders.qwen3_moe,
+    # It scales their rows behind the table's module.
+    "gemma3": folders.gemma3,
+}
 RIGHT = [
     ("llama", "float32"),
     ("qwen3", "float16"),
     ("qwen3_moe", "float32"),
     ("qwen3_moe", "float16"),
+    ("gemma3", "float32"),
     ("llama-int8", "float32"),
     ("llama-int8", "bfloat16"),
     ("qwen3-fixed", "float32"),

@@ -13,7 +13,7 @@ from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground import progress
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import text_digest
-from layerparity.making import behind_norm
+from layerparity.making import misplaced
 from layerparity.making.dump_layout import DumpLayout, spec_of
 from layerparity.making.elsewhere import LOGITS, Recorded, fed, stamp
 from layerparity.making.rank_runs import (
@@ -66,7 +66,7 @@ def of_folder(
     given = Given(folder, names, lambda: _rows_fed(folder, plan), sizes)
     captures = read_captures(given, kind)
     merged = _Merged(captures, sizes)
-    tensors, behind = behind_norm.moved(merged, plan)
+    tensors, left, told = misplaced.moved(merged, plan)
     identity = [f"{path.relative_to(folder)} {stamp(path)}" for path in captures.paths]
     identity += sorted(f"{site} {each.name}" for site, each in captures.parts.items())
     recorded = Recorded(
@@ -74,12 +74,12 @@ def of_folder(
         captures.what,
         tensors,
         text_digest("\n".join([*identity, str(sorted(captures.splits.items(), key=str))])),
-        skipped={**merged.skipped, **behind},
+        skipped={**merged.skipped, **left},
         sequences=_sequences(merged) if captures.on_the_right else 0,
         on_the_right=captures.on_the_right,
         rows=captures.rows,
         operands=captures.operands,
-        notes=_notes(given, captures, kind),
+        notes=[*_notes(given, captures, kind), *told],
     )
     if captures.ranks > 1:
         inputs = fed(recorded, plan, 0)

@@ -1,11 +1,11 @@
-"""Tell the last block's output from what the final norm makes of it, which some engines call so."""
+"""Tell sites from what engines' modules of the same names put out, a step too early or too late."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.site import NORM, Place, Site
+from layerparity.anatomy.site import EMBEDDING, NORM, Place, Site
 
 if TYPE_CHECKING:
     import torch
@@ -19,26 +19,52 @@ _CLOSE = 0.01
 
 def moved(
     tensors: Mapping[Site, torch.Tensor], plan: RunPlan
-) -> tuple[Mapping[Site, torch.Tensor], dict[str, str]]:
-    """Return a dump's tensors where they belong, and why the last block's output is not there.
+) -> tuple[Mapping[Site, torch.Tensor], dict[str, str], list[str]]:
+    """Return a dump's tensors where they belong, why some are left out, and notes.
 
-    transformers' ``hidden_states`` end with what the final norm gives out. Raises UserError for a
-    tensor, or a checkpoint, that is damaged.
+    transformers' ``hidden_states`` end with what the final norm gives out. Many engines scale what
+    a table of tokens puts out behind its module; the embedding's output is what block 0 is given.
+    Raises UserError for a tensor, or a checkpoint, that is damaged.
     """
+    places = {each: each for each in tensors}
+    notes: list[str] = []
+    if _scaled_behind(tensors):
+        table, first = Site(EMBEDDING, "out"), Place(0).site("in")
+        for site in [each for each in tensors if (each.path, each.end) == (table.path, table.end)]:
+            source = Site(first.path, first.end, *site.pass_step)
+            if source in tensors:
+                places[site] = source
+            else:
+                del places[site]
+        notes.append(
+            f"what its {EMBEDDING} puts out is not what {Place(0)} is given, which is taken as "
+            f"{table}: an engine may scale it between the two"
+        )
     last = Place(plan.num_layers - 1)
-    output = last.site("out")
-    if output not in tensors or not plan.checkpoint.has_weights:
-        return tensors, {}
-    if not is_normed(tensors[output], _norm(plan)):
-        return tensors, {}
-    ends = [each for each in tensors if (each.path, each.end) == (str(last), "out")]
-    kept = {each: each for each in tensors if each not in ends}
-    normed = {Site(NORM, "out", *each.pass_step): each for each in ends}
-    why = (
-        "the tensor named so is behind the final norm, as the last of transformers' hidden_states "
-        f"is, and taken as {NORM}:out; a hook on {last} shows what it puts out"
-    )
-    return _Moved(tensors, {**normed, **kept}), dict.fromkeys(map(str, ends), why)
+    output, why = last.site("out"), {}
+    if (
+        output in tensors
+        and plan.checkpoint.has_weights
+        and is_normed(tensors[output], _norm(plan))
+    ):
+        ends = [each for each in tensors if (each.path, each.end) == (str(last), "out")]
+        said = (
+            "the tensor named so is behind the final norm, as the last of transformers' "
+            f"hidden_states is, and taken as {NORM}:out; a hook on {last} shows what it puts out"
+        )
+        why = dict.fromkeys(map(str, ends), said)
+        places = {each: at for each, at in places.items() if each not in ends}
+        places = {Site(NORM, "out", *each.pass_step): each for each in ends} | places
+    return _Moved(tensors, places), why, notes
+
+
+def _scaled_behind(tensors: Mapping[Site, torch.Tensor]) -> bool:
+    """Say whether block 0 is given something else than the embedding's module puts out."""
+    table, first = Site(EMBEDDING, "out"), Place(0).site("in")
+    if table not in tensors or first not in tensors:
+        return False
+    out, given = tensors[table], tensors[first]
+    return out.numel() == given.numel() and not bool((out.reshape(-1) == given.reshape(-1)).all())
 
 
 class _Moved(Mapping[Site, "torch.Tensor"]):
