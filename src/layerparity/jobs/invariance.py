@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING
 from layerparity.ground import progress
 from layerparity.ground.errors import Exit, UserError, nearest
 from layerparity.machine import owner
+from layerparity.record.verdict import Outcome
 from layerparity.settings.config import Choice, Config
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
+    from layerparity.judge.invariance import SelfJudge
     from layerparity.making.prepare import Prepared
     from layerparity.making.variations import Variation
     from layerparity.making.varied import VariedRuns
+    from layerparity.record.stored_run import StoredRun
     from layerparity.report.invariance import InvarianceLine
     from layerparity.tracking.store import Store
 
 KIND = "invariance"
-AXES = ("repeat", "after", "batch", "padding", "chunk", "cache", "threads", "bucket")
+AXES = ("repeat", "after", "batch", "padding", "chunk", "cache", "draft", "threads", "bucket")
 # What a golden run has in common with the side that it judges.
 _OF_A_GOLDEN = ("capture", "device_map", "dtype", "model", "prompt", "seq_len", "tracking")
 
@@ -45,6 +48,7 @@ class Settings:
     padding: list[int] = key([], "tokens of padding, on the left and on the right", least=1)
     chunk: list[int] = key([], "tokens that are prefilled at a time", least=1)
     cache: list[int] = key([], "tokens that a cache has room for", least=1)
+    draft: list[int] = key([], "tokens that are guessed wrong and taken back", least=1)
     threads: list[int] = key([], "threads of torch on the CPU", least=1, most=1024)
     bucket: list[int] = key([], "lengths that the text is padded to", least=1)
     demand: Demand = key(Demand.floor, "what passes: floor (within the noise floor) or bits")
@@ -147,7 +151,8 @@ def _compared(
     golden = [run for each in prepared.inputs.runs for run in store.find(each)]
     with obstacles_in_words():
         judge = SelfJudge.of(runs.base, tolerance, golden)
-    lines = []
+    lines: list[InvarianceLine] = []
+    wrong: tuple[Variation, StoredRun] | None = None
     passes = sum(1 if each.before is None else 2 for each in variations)
     with progress.shown("blocks", passes * len(prepared.scope.stages)) as bar:
         for each in variations:
@@ -163,9 +168,35 @@ def _compared(
             with obstacles_in_words():
                 found = judge.compare(varied)
             lines.append(InvarianceLine(each.axis, each.size, each.detail, found))
+            if wrong is None and found.outcome is Outcome.FAIL:
+                wrong = each, runs.keep(varied)
     if not lines:
         raise UserError(f"Nothing can be varied ({'; '.join(left_out.values())})", "name an axis.")
+    if wrong is not None:
+        _explain(runs, judge, *wrong, lines)
     return lines
+
+
+def _explain(
+    runs: VariedRuns,
+    judge: SelfJudge,
+    variation: Variation,
+    varied: StoredRun,
+    lines: list[InvarianceLine],
+) -> None:
+    """Try known mistakes of state in the first block that leaves the floor; note which it is."""
+    from layerparity.ground import console
+    from layerparity.making.state_trials import trials
+
+    at = next(n for n, each in enumerate(lines) if each.found.outcome is Outcome.FAIL)
+    row = lines[at].found.row
+    assert row is not None, "what fails has a row"
+    if row.site.layer is None:
+        return
+    console.say(f"trying known mistakes of state in layers.{row.site.layer}")
+    found = judge.replayed(varied, row.site, trials(runs, variation, row.site.layer))
+    if found.shown or found.refuted:
+        lines[at] = lines[at]._replace(replayed=found)
 
 
 def _following(config: Config, lines: Sequence[InvarianceLine]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,11 @@ import torch
 from layerparity.anatomy.blocks import Blocks, by_layer
 from layerparity.anatomy.site import PREFILL, Site
 from layerparity.judge.conclude import conclude
+from layerparity.judge.replays import replayed
 from layerparity.judge.rows import by_token, has_tokens, places, real_tokens
+from layerparity.judge.sides import RunSet
+from layerparity.mistakes.replayed import Replayed, Trial
+from layerparity.record.guilt import Guilt
 from layerparity.record.reason import ReasonKind
 from layerparity.record.source import RunSource
 from layerparity.record.stored_run import StoredRun
@@ -141,6 +145,15 @@ class SelfJudge:
             verdict.limits.get(RATIO),
             off,
         )
+
+    def replayed(self, varied: StoredRun, site: Site, trials: Iterable[Trial]) -> Replayed:
+        """Return what came of known mistakes in the block of a site that leaves the floor."""
+        right = RunSet([RunSource(each) for each in self.golden or (self.base,)])
+        sides = right, RunSet([RunSource(varied)])
+        guilt = Guilt(site.place, site=site)
+        if site not in right.records:
+            return Replayed()
+        return replayed(guilt, sides, _blocks(RunSource(self.base)), trials)
 
 
 def _blocks(source: RunSource) -> Blocks:

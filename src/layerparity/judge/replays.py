@@ -6,7 +6,7 @@ the mistake. What rounding allows is the site's own noise floor, where the golde
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -33,6 +33,7 @@ from layerparity.record.manifest import ORIGINAL
 from layerparity.record.source import RunSource
 from layerparity.record.weights import WeightFinding
 
+Trials = Iterable[Trial]
 # A right computation is off by at most so many noise floors, and its worst token by so many more.
 _FLOORS, _ONE_TOKEN = 2.0, 4.0
 # Of the candidate's error at the guilty site, what a mistake may leave unexplained.
@@ -174,27 +175,44 @@ def with_replays(
     dtype = whole or candidate.record.dtype
     fed = _fed(guilt, sides[1]) if golden.source.manifest.values_of else {}
     trials = replays(golden.source.run, Place(guilt.layer), dtype, asked, fed)
+    return replace(evidence, replayed=_replayed(judge, guilt, sides[0], trials))
+
+
+def replayed(
+    guilt: Guilt, sides: tuple[RunSet, RunSet], blocks: Blocks, trials: Trials
+) -> Replayed:
+    """Return what came of trials of a guilty block, the sound one first: nothing where it is not.
+
+    ``sides`` are golden and candidate.
+    """
+    judge = _judge_of(guilt, *sides, blocks)
+    return Replayed() if judge is None else _replayed(judge, guilt, sides[0], trials)
+
+
+def _replayed(judge: ReplayJudge, guilt: Guilt, golden: RunSet, trials: Trials) -> Replayed:
+    assert guilt.site is not None
+    source = golden.records[guilt.site].source
     shown: list[Fault] = []
     tried: set[str] = set()
     # Most mistakes are refuted by these alone.
     few = {judge.guilty, CHOICES}
     for trial in trials:
-        made = _rows(trial, guilt, sides[0], few)
-        if trial.fault is None and ORIGINAL in golden.source.manifest.numerics:
+        made = _rows(trial, guilt, golden, few)
+        if trial.fault is None and ORIGINAL in source.manifest.numerics:
             # The golden's numbers are of other weights: with these, a sound block gives others.
-            judge = judge.computed_as(_rows(trial, guilt, sides[0], judge.sites))
+            judge = judge.computed_as(_rows(trial, guilt, golden, judge.sites))
         elif trial.fault is None:
             if not judge.is_sound(made):
                 break
         elif judge.shows(made, trial.fault.coarse) and judge.shows(
-            _rows(trial, guilt, sides[0], judge.sites), trial.fault.coarse
+            _rows(trial, guilt, golden, judge.sites), trial.fault.coarse
         ):
             shown.append(trial.fault)
         elif not trial.drawn:
             tried.add(trial.fault.cause)
     refuted = tried - {fault.cause for fault in shown}
     own = [fault for fault in shown if fault.degree == guilt.degree > 1] or shown
-    return replace(evidence, replayed=Replayed(tuple(own), frozenset(refuted)))
+    return Replayed(tuple(own), frozenset(refuted))
 
 
 def _are_packed(findings: Sequence[WeightFinding], golden: RunSet) -> bool:

@@ -1,13 +1,29 @@
-"""Other layouts of the same tokens: batch size, padding, chunks of the prefill, cache."""
+"""Other layouts of the same tokens: batch size, padding, chunks of the prefill, cache, draft."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
 LEFT, RIGHT = "left", "right"
 FIRST, LAST = "first", "last"
+
+
+class ArrangedPass(NamedTuple):
+    """One pass of an arrangement: its places, and what it sees as the cache has it.
+
+    ``mask`` is int64 [sequence, seen place], 1 for real tokens; ``positions`` int64 [sequence,
+    place] of its own. What a ``draft`` put into the cache is taken back after it.
+    """
+
+    places: slice
+    mask: torch.Tensor
+    positions: torch.Tensor
+    draft: bool
 
 
 @dataclass(frozen=True)
@@ -19,6 +35,7 @@ class Arrangement:
     ``mask`` int64 [sequence, place], 1 for real tokens. The sequences of ``strangers``, bool
     [sequence], stand beside the run's own and are not compared. ``bounds`` are the first place of
     each pass, and the end; ``room`` is the cache's length in tokens, 0 for a pass without a cache.
+    ``drafts`` are the numbers of passes that are given up: later ones do not see them.
     """
 
     rows: torch.Tensor
@@ -27,6 +44,7 @@ class Arrangement:
     strangers: torch.Tensor
     bounds: tuple[int, ...]
     room: int = 0
+    drafts: tuple[int, ...] = ()
 
     @property
     def width(self) -> int:
@@ -34,9 +52,29 @@ class Arrangement:
         return int(self.columns.shape[1])
 
     @property
+    def lasting(self) -> torch.Tensor:
+        """Places that no draft takes, bool [place]."""
+        kept = torch.ones(self.width, dtype=torch.bool)
+        for number, (start, end) in enumerate(pairwise(self.bounds)):
+            kept[start:end] = number not in self.drafts
+        return kept
+
+    @property
+    def parts(self) -> Iterator[ArrangedPass]:
+        """The passes, in order."""
+        lasting = self.lasting
+        for number, (start, end) in enumerate(pairwise(self.bounds)):
+            seen = torch.cat([lasting[:start], torch.ones(end - start, dtype=torch.bool)])
+            mask = self.mask[:, :end][:, seen].contiguous()
+            positions = ((mask.cumsum(-1) - 1) * mask).clamp(min=0)[:, start - end :]
+            yield ArrangedPass(
+                slice(start, end), mask, positions.contiguous(), number in self.drafts
+            )
+
+    @property
     def positions(self) -> torch.Tensor:
         """Position of each token in its sequence, int64 [sequence, place]; padding holds 0."""
-        return ((self.mask.cumsum(-1) - 1) * self.mask).clamp(min=0)
+        return torch.cat([each.positions for each in self.parts], 1)
 
     def lay(self, value: torch.Tensor, pad: int = 0) -> torch.Tensor:
         """Return the run's values [batch, token, ...] as [sequence, place, ...].
@@ -52,23 +90,26 @@ class Arrangement:
 
     def places_of(self, columns: torch.Tensor) -> torch.Tensor:
         """Return chosen columns of the run, int64 [batch, token, k], as [sequence, place, k]."""
-        sequence, place = self.columns.ge(0).nonzero(as_tuple=True)
+        kept = self.columns[:, self.lasting]
+        sequence, place = kept.ge(0).nonzero(as_tuple=True)
         where = torch.full((len(self.rows), columns.shape[1]), -1)
-        where[sequence, self.columns[sequence, place]] = place
+        where[sequence, kept[sequence, place]] = place
         laid = self.lay(columns, -1)
         first = torch.arange(len(self.rows)).view(-1, 1, 1)
         return torch.where(laid < 0, -1, where[first, laid.clamp(min=0)])
 
     def put_back(self, value: torch.Tensor, into: torch.Tensor) -> None:
         """Write real tokens of [sequence, place, ...] into the run's [batch, token, ...]."""
-        own = self.mask.bool() & ~self.strangers.unsqueeze(1)
+        own = self.mask.bool() & ~self.strangers.unsqueeze(1) & self.lasting
         sequence, place = own.nonzero(as_tuple=True)
         into[self.rows[sequence], self.columns[sequence, place]] = value[sequence, place]
 
     def columns_of(self, places: torch.Tensor) -> torch.Tensor:
         """Return chosen places as the run's columns, int64 [sequence, place, k]; -1 is none."""
         first = torch.arange(len(self.rows)).view(-1, 1, 1)
-        found = torch.where(places < 0, -1, self.columns[first, places.clamp(min=0)])
+        kept = self.columns[:, self.lasting]
+        # A draft chooses among its own places, too, and is not compared.
+        found = torch.where(places < 0, -1, kept[first, places.clamp(0, kept.shape[1] - 1)])
         return found.sort(-1).values
 
 
@@ -124,3 +165,18 @@ def in_chunks(mask: torch.Tensor, size: int) -> Arrangement:
     """Return the run's arrangement, read by a cache of its length, some tokens at a time."""
     tokens = int(mask.shape[1])
     return replace(as_it_is(mask), bounds=(*range(0, tokens, size), tokens), room=tokens)
+
+
+def with_draft(mask: torch.Tensor, size: int) -> Arrangement:
+    """Return the run's arrangement, with a draft of another text's ``size`` tokens in its middle.
+
+    The draft is computed, and given up, as speculation gives up what was guessed wrong.
+    """
+    own, guessed, tokens = as_it_is(mask), another(mask, size), int(mask.shape[1])
+    middle = tokens // 2
+    columns, real = (
+        torch.cat([one[:, :middle], other, one[:, middle:]], 1)
+        for one, other in ((own.columns, guessed.columns), (mask, guessed.mask))
+    )
+    bounds, room = (0, middle, middle + size, tokens + size), tokens + size
+    return Arrangement(own.rows, columns, real, own.strangers, bounds, room, drafts=(1,))

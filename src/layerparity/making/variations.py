@@ -111,13 +111,8 @@ class Axes:
 
     def after(self, sizes: Sequence[int]) -> Iterator[Variation]:
         """Yield the run after another request of so many tokens, without and with a cache."""
-        tokens, ids = int(self.mask.shape[1]), self.prepared.inputs.token_ids
-        alike = ids is not None and ids[self.mask.bool()].unique().numel() < 2
-        if alike or self.longest < 2:
-            raise UserError(
-                "The text is one token, again and again: another text before it would be the same",
-                "use a text of several words.",
-            )
+        tokens = int(self.mask.shape[1])
+        self._refuse_alike("another text before it")
         usual = (tokens // 2, tokens, 2 * tokens)
         for size in sizes or [each for each in usual if each <= self.context]:
             self.refuse_long("after", size, size)
@@ -126,6 +121,15 @@ class Axes:
                 before = replace(layouts.another(self.mask, size), room=room)
                 own = replace(layouts.as_it_is(self.mask), room=room)
                 yield Variation("after", size, (own,), detail, before=before)
+
+    def draft(self, sizes: Sequence[int]) -> Iterator[Variation]:
+        """Yield prefills that guess so many tokens wrong in the middle, and take them back."""
+        tokens = int(self.mask.shape[1])
+        self._refuse_alike("a draft")
+        for size in sizes or [each for each in (1, 4) if tokens + each <= self.context]:
+            self.refuse_long("draft", size, tokens + size)
+            self.refuse_large(int(self.mask.shape[0]), tokens + size, "job.draft")
+            yield Variation("draft", size, (layouts.with_draft(self.mask, size),))
 
     def threads(self, sizes: Sequence[int]) -> Iterator[Variation]:
         """Yield the same run with other numbers of torch's threads. UserError off the CPU."""
@@ -172,6 +176,16 @@ class Axes:
             golden=lambda reference: (),
         )
 
+    def _refuse_alike(self, what: str) -> None:
+        """Raise UserError for a text that is the same backwards, of which no other can be made."""
+        ids = self.prepared.inputs.token_ids
+        alike = ids is not None and ids[self.mask.bool()].unique().numel() < 2
+        if alike or self.longest < 2:
+            raise UserError(
+                f"The text is one token, again and again: {what} would be the same",
+                "use a text of several words.",
+            )
+
     def _padded(self, axis: str, size: int, width: int, side: str) -> Variation:
         if width < self.longest:
             raise UserError(
@@ -190,6 +204,7 @@ VARY: dict[str, Callable[[Axes, Sequence[int]], Iterator[Variation]]] = {
     "chunk": Axes.chunk,
     "cache": Axes.cache,
     "after": Axes.after,
+    "draft": Axes.draft,
     "threads": Axes.threads,
     "bucket": Axes.bucket,
 }

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.machine.device import Placed
 from layerparity.making import make, write
-from layerparity.making.arrangement import Arrangement
+from layerparity.making.arrangement import ArrangedPass, Arrangement
 from layerparity.making.execute import Execution
 from layerparity.making.pass_result import PassResult
 from layerparity.making.prepare import Prepared
@@ -101,10 +100,9 @@ class VariedPort(Port):
             zip(self.arrangements, self._calls, strict=True)
         ):
             laid = self._states[index] if chained else arrangement.lay(given, self.pad)
-            bounds = pairwise(arrangement.bounds)
             observed = [
-                self._passed(stage, call, laid[:, start:end])
-                for call, (start, end) in zip(calls, bounds, strict=True)
+                self._passed(stage, call, part, laid)
+                for call, part in zip(calls, arrangement.parts, strict=True)
             ]
             parts.append((arrangement, _joined(observed)))
         self._states = [each.output for _, each in parts]
@@ -131,23 +129,24 @@ class VariedPort(Port):
             cache = self.port.new_cache(len(arrangement.rows), arrangement.room)
         told = {layer: arrangement.lay(value) for layer, value in call.choices.items()}
         seen = {layer: arrangement.places_of(value) for layer, value in call.attended.items()}
-        calls = []
-        for start, end in pairwise(arrangement.bounds):
-            part = slice(start, end)
-            calls.append(
-                Call(
-                    arrangement.mask[:, :end].contiguous(),
-                    arrangement.positions[:, part].contiguous(),
-                    cache,
-                    {layer: value[:, part].contiguous() for layer, value in told.items()},
-                    {layer: value[:, part].contiguous() for layer, value in seen.items()},
-                )
+        return [
+            Call(
+                part.mask,
+                part.positions,
+                cache,
+                {layer: value[:, part.places].contiguous() for layer, value in told.items()},
+                {layer: value[:, part.places].contiguous() for layer, value in seen.items()},
             )
-        return calls
+            for part in arrangement.parts
+        ]
 
-    def _passed(self, stage: str, call: Call, given: torch.Tensor) -> Observed:
+    def _passed(self, stage: str, call: Call, part: ArrangedPass, laid: torch.Tensor) -> Observed:
         self.port.begin(call)
-        return self.port.run(stage, given.contiguous())
+        take_back = self.port.taking_back(stage) if part.draft else None
+        observed = self.port.run(stage, laid[:, part.places].contiguous())
+        if take_back is not None:
+            take_back()
+        return observed
 
     def _put_back(self, parts: Sequence[tuple[Arrangement, torch.Tensor]]) -> torch.Tensor:
         value = parts[0][1]
@@ -214,7 +213,7 @@ class VariedRuns:
         shutil.rmtree(where, ignore_errors=True)
         where.mkdir()
         recorder = Recorder(where)
-        with _threads(variation):
+        with threads_of(variation):
             if variation.before is not None:
                 nothing = SitePatterns("nothing", ())
                 self._pass((variation.before,), Recorder(where), nothing, bar)
@@ -231,6 +230,10 @@ class VariedRuns:
         result.tensors_used, result.effective = self._result.tensors_used, self._result.effective
         return self._kept(where, manifest, result)
 
+    def keep(self, varied: StoredRun) -> StoredRun:
+        """Return a variation's run where no other one is written over it."""
+        return from_folder(varied.folder.rename(self.folder / "kept"))
+
     def _pass(
         self,
         arrangements: Sequence[Arrangement],
@@ -239,20 +242,13 @@ class VariedRuns:
         bar: progress.Progress,
     ) -> PassResult:
         """Run all stages in an arrangement; return what became of it, its sites recorded."""
-        prepared, backend = self.prepared, self.prepared.backend
-        given, stages = prepared.inputs.sites, prepared.scope.stages
-        pad = pad_of(prepared.checkpoint.config)
-        return Execution(
-            port=VariedPort(self.port, arrangements, pad, backend.streams),
-            stages=stages,
-            inputs=prepared.inputs,
-            input_sites={s: given.get(s, prepared.sites_of(s)[0]) for s in stages},
-            wanted=wanted,
-            recorder=recorder,
-            count=bar,
-            streams=backend.streams,
-            ahead=backend.ahead,
-        ).run()
+        port = VariedPort(
+            self.port,
+            arrangements,
+            pad_of(self.prepared.checkpoint.config),
+            self.prepared.backend.streams,
+        )
+        return run_stages(self.prepared, port, recorder, wanted, bar)
 
     def _kept(self, folder: Path, manifest: Manifest, result: PassResult) -> StoredRun:
         files = RunFolder(folder)
@@ -261,8 +257,30 @@ class VariedRuns:
         return from_folder(folder)
 
 
+def run_stages(
+    prepared: Prepared,
+    port: VariedPort,
+    recorder: Recorder,
+    wanted: SitePatterns,
+    bar: progress.Progress,
+) -> PassResult:
+    """Run a scope's stages in a port's arrangements; return what became of it."""
+    given, stages = prepared.inputs.sites, prepared.scope.stages
+    return Execution(
+        port=port,
+        stages=stages,
+        inputs=prepared.inputs,
+        input_sites={s: given.get(s, prepared.sites_of(s)[0]) for s in stages},
+        wanted=wanted,
+        recorder=recorder,
+        count=bar,
+        streams=prepared.backend.streams,
+        ahead=prepared.backend.ahead,
+    ).run()
+
+
 @contextmanager
-def _threads(variation: Variation) -> Iterator[None]:
+def threads_of(variation: Variation) -> Iterator[None]:
     """Let torch compute with a variation's threads, if it has a number of them."""
     before = torch.get_num_threads()
     if variation.threads is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from layerparity.mistakes.block import find
 from layerparity.mistakes.fault import Pass, Surgery
@@ -115,6 +116,8 @@ def additive(mask: torch.Tensor | None, each: Pass) -> torch.Tensor:
         seen, new = each.attention_mask.shape[1], each.position_ids.shape[1]
         causal = torch.ones(new, seen, dtype=torch.bool).tril(seen - new)
         mask = (causal & each.attention_mask[:, None, :].bool())[:, None]
+        # A cache of a fixed size gives more keys than are seen yet.
+        mask = functional.pad(mask, (0, max(each.keys - seen, 0)))
     if mask.dtype is torch.bool:
         zero = torch.zeros(mask.shape, dtype=each.dtype)
         return zero.masked_fill(~mask, least)

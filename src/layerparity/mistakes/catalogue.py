@@ -29,6 +29,14 @@ def catalogue() -> list[str]:
     return list(registry.holding(KNOWN, "FAULT"))
 
 
+def of_state() -> list[str]:
+    """Return the ids of the known mistakes of what is kept between passes, sorted.
+
+    One pass by itself shows none of them.
+    """
+    return list(registry.holding(KNOWN, "STATE"))
+
+
 def known_fault(name: str) -> Fault:
     """Return a known fault, or one that a known bug's file tries beside it whatever the block.
 
@@ -38,6 +46,9 @@ def known_fault(name: str) -> Fault:
     if name in catalogue():
         fault: Fault = registry.load(KNOWN, name).FAULT
         return fault
+    if name in of_state():
+        kept: Fault = registry.load(KNOWN, name).STATE
+        return kept
     from torch import nn
 
     files = _naming(name)
@@ -49,7 +60,7 @@ def known_fault(name: str) -> Fault:
 
 def check_fault(name: str) -> None:
     """Raise UserError with the nearest id where a name is neither a fault's nor `WRONG_OUTPUT`."""
-    if name not in (*catalogue(), WRONG_OUTPUT) and not _naming(name):
+    if name not in (*catalogue(), *of_state(), WRONG_OUTPUT) and not _naming(name):
         raise _unknown(name)
 
 
@@ -61,7 +72,7 @@ def _naming(name: str) -> list[ModuleType]:
 
 
 def _unknown(name: str) -> UserError:
-    known = sorted((*catalogue(), WRONG_OUTPUT))
+    known = sorted((*catalogue(), *of_state(), WRONG_OUTPUT))
     text = f"There is no fault '{name}'.{nearest(name, known)} Known: {', '.join(known)}."
     return UserError(text)
 

@@ -28,7 +28,8 @@ class Pass:
     ``attention_mask`` is int64 [batch, seen token], 1 for real tokens; ``position_ids`` int64
     [batch, token]; both on the CPU. ``tables`` gives the model's own rotary tables (cos, sin) for
     other position ids of the same shape. ``keys`` counts those that a cache of a fixed size
-    has room for, 0 without one.
+    has room for, 0 without one. ``before`` is the mask of the last pass of the request before,
+    int64 [batch, seen token], None where this is the first.
     """
 
     attention_mask: torch.Tensor
@@ -37,6 +38,26 @@ class Pass:
     dtype: torch.dtype
     tables: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
     keys: int = 0
+    before: torch.Tensor | None = None
+
+
+# transformers' cache of a block, of whatever kind.
+Cached = Any
+
+
+@dataclass
+class RequestState:
+    """What is cached of a block for a request that begins, and what was for the one before it.
+
+    ``cached`` is transformers' cache of the block, of fixed size and still empty; ``before`` that
+    of the request before, as it ended, and ``neighbour`` that of the block before, each None where
+    there is none. ``taking_back()`` returns what makes it again what it is then.
+    """
+
+    cached: Cached
+    before: Cached
+    neighbour: Cached
+    taking_back: Callable[[], Callable[[], None]]
 
 
 @dataclass(frozen=True)
@@ -112,7 +133,11 @@ class Surgery:
 
 WhyNot = Callable[[nn.Module, torch.dtype, str], str]
 Plant = Callable[[nn.Module, Surgery], None]
-ChangeArguments = Callable[[Mapping[str, Any], Pass], dict[str, Any]]
+# What a block is passed beside its state, by name.
+Arguments = Mapping[str, Any]
+NewArguments = dict[str, Any]
+ChangeArguments = Callable[[Arguments, Pass], NewArguments]
+ChangeState = Callable[[RequestState], None]
 
 
 def everywhere(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
@@ -149,6 +174,10 @@ class Fault:
     """Plants it in a module whose weights are on the CPU."""
     arguments: ChangeArguments | None = None
     """What a faulty block is passed."""
+    state: ChangeState | None = None
+    """What becomes of a request's cache when the request begins."""
+    shown_by: tuple[str, ...] = ()
+    """A mistake of what is kept between passes: the axes of job=invariance that show it."""
     never_loaded: tuple[str, ...] = ()
     """Weights, by their path in the module, that keep what they were initialised with."""
     stage: str = BLOCK

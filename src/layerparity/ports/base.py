@@ -7,11 +7,12 @@ returns a `Port`. At bottom a port is a function that returns ``(output, {site: 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import SiteSpec
+from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.record.ranks import RankRecord
 
@@ -175,6 +176,17 @@ class Port(ABC):
 
     def refill(self, stage: str, cached: Mapping[str, torch.Tensor]) -> None:  # noqa: B027
         """Put what `cached` returned into the cache of the pass that was begun, in that order."""
+
+    def taking_back(self, stage: str) -> Callable[[], None]:
+        """Return what makes the cache of the pass that was begun, at a stage, what it is now.
+
+        Called after further tokens were put in, it takes them back, as speculation does. Raises
+        UserError where the port cannot.
+        """
+        raise UserError(
+            f"{type(self).__name__} takes no tokens back from its cache",
+            "leave job.draft out, or define taking_back(stage).",
+        )
 
     def release(self, stage: str) -> None:  # noqa: B027
         """Give a stage's memory back."""

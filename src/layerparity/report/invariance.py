@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from layerparity.ground.errors import Exit
 from layerparity.ground.numeral import numeral
 from layerparity.judge.invariance import SelfComparison, SiteDifference
+from layerparity.mistakes.replayed import Replayed
 from layerparity.record.verdict import Outcome
 from layerparity.report.reasons import breach_text, reason
 from layerparity.report.study import Study
@@ -23,12 +24,13 @@ _ENDS = {Outcome.PASS: "within the floor", Outcome.FAIL: "leaves the floor"}
 
 
 class InvarianceLine(NamedTuple):
-    """One axis and size, and how the side agrees with itself there."""
+    """One axis and size, how the side agrees with itself there, and which mistakes were tried."""
 
     axis: str
     size: int
     detail: str
     found: SelfComparison
+    replayed: Replayed = Replayed()
 
     @property
     def name(self) -> str:
@@ -66,6 +68,7 @@ class InvarianceLine(NamedTuple):
             "ending": self.ending,
             "failing": found.failing,
             "R": found.ratio,
+            "causes": [fault.cause for fault in self.replayed.shown],
             "R_site": None if found.row is None else str(found.row.site),
             "limit": found.limit,
             "first": None
@@ -149,6 +152,7 @@ class InvarianceReport:
                 more = f"; so do {each.found.failing - 1} more" if each.found.failing > 1 else ""
                 token = f", token {place(at)}" if place(at) else ""
                 said.append(f"{each.name}: {row.site}{token}: {why}{more}")
+                said += _causes(each)
         if any(each.axis == "repeat" for each in self.differing) and len(said) > 1:
             said.append(
                 "the same again differs: what the other lines show may be no more than that"
@@ -201,6 +205,22 @@ class InvarianceReport:
             "first": "" if first is None else f"{self.differing[0].name}: {first.site}",
             "mlflow.note.content": "\n\n".join([self.headline, *self.notes]),
         }
+
+
+def _causes(line: InvarianceLine) -> list[str]:
+    """Return what is said of the mistakes that were tried: which it is, or that it is none."""
+    tried = line.replayed
+    if not tried.shown and not tried.refuted:
+        return []
+    if not tried.shown:
+        return [
+            f"{line.name}: none of {len(tried.refuted)} known mistakes of state gives these numbers"
+        ]
+    return [
+        f"{line.name}: shown: {each.sentence} (planted in transformers' own block, it gives these "
+        f"numbers; {len(tried.refuted)} other mistakes of state do not)"
+        for each in tried.causes
+    ]
 
 
 def place(first: SiteDifference) -> str:

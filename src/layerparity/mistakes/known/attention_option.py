@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -11,7 +10,7 @@ from torch import nn
 from layerparity.ground.numeral import numeral
 from layerparity.mistakes.attention_core import Attend, additive, attend_with, without
 from layerparity.mistakes.block import config_of, find, head_dim
-from layerparity.mistakes.fault import Fault, Pass, Surgery
+from layerparity.mistakes.fault import Arguments, Fault, NewArguments, Pass, Surgery
 
 _CAUSE = "attention_option"
 # Of attention with latent keys and values (MLA), whose scores are those of several widths.
@@ -70,7 +69,7 @@ def _scale(factor: float, words: str) -> Fault:
 def _windowed(size: int | None, words: str) -> Fault:
     """Return attention that sees so many tokens, itself included; all before it for None."""
 
-    def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
+    def arguments(given: Arguments, each: Pass) -> NewArguments:
         mask = additive(None, each)
         new, seen = mask.shape[-2:]
         at, other = torch.arange(seen - new, seen)[:, None], torch.arange(seen)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from torch.nn import functional
 from layerparity.mistakes.attention_core import additive
 from layerparity.mistakes.block import find
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence, Tokens
-from layerparity.mistakes.fault import Fault, Pass
+from layerparity.mistakes.fault import Arguments, Fault, NewArguments, Pass
 from layerparity.mistakes.kernels import core_of, who_sees
 
 # Of where a token stands, where another one does, and which are real, bool [batch, 1, 1, seen]:
@@ -73,7 +72,7 @@ def tries(block: nn.Module) -> Iterator[Fault]:
 
 
 def _sees(name: str, words: str, shown: Shown) -> Fault:
-    def arguments(given: Mapping[str, Any], each: Pass) -> dict[str, Any]:
+    def arguments(given: Arguments, each: Pass) -> NewArguments:
         mask = additive(given.get("attention_mask"), each)
         seen, new = each.attention_mask.shape[1], each.position_ids.shape[1]
         real = functional.pad(each.attention_mask, (0, mask.shape[-1] - seen)).bool()

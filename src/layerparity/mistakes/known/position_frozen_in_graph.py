@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -12,7 +9,7 @@ from layerparity.anatomy.block import ROTARY
 from layerparity.anatomy.site import DECODE
 from layerparity.mistakes.block import lacking
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
-from layerparity.mistakes.fault import Fault, Pass
+from layerparity.mistakes.fault import Arguments, Fault, NewArguments, Pass
 from layerparity.mistakes.values import Values, best_factor
 from layerparity.record.verdict import Outcome
 
@@ -24,7 +21,7 @@ def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return lacking(block, "self_attn.head_dim")
 
 
-def change_arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
+def change_arguments(arguments: Arguments, given: Pass) -> NewArguments:
     """Return the rotary tables of position 0 for a decode step."""
     if given.position_ids.shape[1] == given.attention_mask.shape[1]:
         return dict(arguments)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from layerparity.anatomy.block import ROTARY
 from layerparity.ground.numeral import numeral
 from layerparity.mistakes.block import needs
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
-from layerparity.mistakes.fault import Fault, Pass
+from layerparity.mistakes.fault import Arguments, Fault, NewArguments, Pass
 from layerparity.mistakes.shape import median
 from layerparity.mistakes.turning import same_angles, turning_of
 
 
-def change_arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
+def change_arguments(arguments: Arguments, given: Pass) -> NewArguments:
     """Return rotary tables whose positions count the padding."""
     seen, new = given.attention_mask.shape[1], given.position_ids.shape[1]
     counted = torch.arange(seen - new, seen).expand_as(given.position_ids)

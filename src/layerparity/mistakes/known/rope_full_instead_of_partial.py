@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -13,7 +10,7 @@ from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.numeral import percent
 from layerparity.mistakes.block import head_dim
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
-from layerparity.mistakes.fault import Fault, Pass
+from layerparity.mistakes.fault import Arguments, Fault, NewArguments, Pass
 from layerparity.mistakes.known.rotary import growth_reasons
 from layerparity.mistakes.rotary_tables import no_plain_tables, parameters, rotated_width, tables
 from layerparity.mistakes.shape import blocks_of
@@ -28,7 +25,7 @@ def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return reason
 
 
-def change_arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
+def change_arguments(arguments: Arguments, given: Pass) -> NewArguments:
     """Return rotary tables as wide as a head."""
     theta, size = parameters(given.config)["rope_theta"], sizes_of(given.config).head_dim
     whole = tables(given.position_ids, size, theta, given.dtype)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import nn
 
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.mistakes.block import config_of, lacking
 from layerparity.mistakes.cause import SHOWN, Cause, Evidence
-from layerparity.mistakes.fault import Fault, Pass
+from layerparity.mistakes.fault import Arguments, Fault, NewArguments, Pass
 from layerparity.mistakes.rotary_tables import parameters, tables
 from layerparity.mistakes.turning import turned_by, turning_of
 
@@ -28,7 +25,7 @@ def why_not(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
     return ""
 
 
-def change_arguments(arguments: Mapping[str, Any], given: Pass) -> dict[str, Any]:
+def change_arguments(arguments: Arguments, given: Pass) -> NewArguments:
     """Return rotary tables of the base alone, as wide as the model's own."""
     dims, theta = sizes_of(given.config).rotary_dims, parameters(given.config)["rope_theta"]
     plain = tables(given.position_ids, dims, theta, given.dtype)

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.site import Place, within
 from layerparity.ground import console
 from layerparity.ground.errors import UserError
-from layerparity.mistakes.catalogue import WRONG_OUTPUT, catalogue, check_fault, known_fault
+from layerparity.mistakes.catalogue import (
+    WRONG_OUTPUT,
+    catalogue,
+    check_fault,
+    known_fault,
+    of_state,
+)
 from layerparity.model.activations import of_stage
 from layerparity.model.packed import pieces_of
 from layerparity.ports.base import Assets, Call
 from layerparity.ports.known.hf import REPLAY_HELP, HfPort
+from layerparity.ports.observed.static_cache import HfCache
 from layerparity.settings.config import Config, RunKind
 from layerparity.settings.key import key
 
@@ -59,6 +66,14 @@ class PlantedPort(HfPort):
         self.fault = self._choose()
         self._surgeries: dict[str, Surgery] = {}
         self._reasons: dict[tuple[str, Place], str] = {}
+        self.forget_requests()
+
+    def forget_requests(self) -> None:
+        """Begin as if no request had been computed."""
+        self._request: object = None
+        self._last: Call | None = None
+        self._before: Call | None = None
+        self._last_cache: HfCache | None = None
 
     @abstractmethod
     def _choose(self) -> Fault:
@@ -83,6 +98,12 @@ class PlantedPort(HfPort):
         for reason in sorted(set(reasons.values()) - {""}):
             where = ", ".join(str(place) for place, why in reasons.items() if why == reason)
             self.assets.backend.warnings.append(f"{self.fault.id} not at {where}: {reason}")
+        if self.fault.shown_by and self.assets.config.job.name != "invariance":
+            axes = ",".join(self.fault.shown_by)
+            self.assets.backend.warnings.append(
+                f"{self.fault.id} is a mistake of what is kept between passes, and may change "
+                f"nothing here: job=invariance 'job.axes=[{axes}]' shows it"
+            )
         return super().place(stages)
 
     def load(self, stage: str) -> dict[str, str]:
@@ -112,6 +133,11 @@ class PlantedPort(HfPort):
     def begin(self, call: Call) -> None:
         """Prepare a pass; faulty blocks get the arguments their fault makes of it."""
         super().begin(call)
+        # A request is one pass, or those of one cache.
+        request = call if call.cache is None else call.cache
+        if request is not self._request:
+            self._request, self._before = request, self._last
+        self._last = call
         if self.fault.arguments is None:
             return
         before = list(self._arguments)
@@ -139,9 +165,36 @@ class PlantedPort(HfPort):
         # A block that keeps a state caches no keys.
         keys = getattr(kept, "max_cache_len", 0)
         this = Pass(
-            call.attention_mask, call.position_ids, skeleton.config, skeleton.dtype, tables, keys
+            call.attention_mask,
+            call.position_ids,
+            skeleton.config,
+            skeleton.dtype,
+            tables,
+            keys,
+            None if self._before is None else self._before.attention_mask,
         )
         return self.fault.arguments(self._arguments[layer], this)
+
+    def new_cache(self, batch: int, max_tokens: int) -> HfCache:
+        """Return a request's cache, as the fault leaves it to the request."""
+        from layerparity.mistakes.fault import RequestState
+
+        cache, before = super().new_cache(batch, max_tokens), self._last_cache
+        self._last_cache = cache
+        for layer in sorted(self.layers) if self.fault.state is not None else ():
+            cached = cache.layer(layer)
+            if cached is None or self._reason(Place(layer)):
+                continue
+            state = RequestState(
+                cached,
+                None if before is None else before.layer(layer),
+                cache.layer(layer - 1) if layer else None,
+                partial(cache.held, layer),
+            )
+            assert self.fault.state is not None
+            self.fault.state(state)
+            cache.taken_back[layer] = state.taking_back
+        return cache
 
     def fill(self, stage: str) -> dict[str, TensorHashes]:
         """Fill the stage's modules and plant the fault: before a device or a compiler sees them."""
@@ -231,7 +284,7 @@ class FaultPort(PlantedPort):
             raise UserError("port=fault is there to be judged, not believed: add kind=candidate.")
         name, module = keys.get("name"), keys.get("module")
         if name is None:
-            known = ", ".join((*catalogue(), WRONG_OUTPUT))
+            known = ", ".join((*catalogue(), *of_state(), WRONG_OUTPUT))
             raise UserError(f"port=fault wants port.name=NAME, one of: {known}.")
         check_fault(name)
         if (module is None) is (name == WRONG_OUTPUT):

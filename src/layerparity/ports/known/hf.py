@@ -20,7 +20,7 @@ from layerparity.ports.observed.canonical import (
     REPLAYED,
     after_of,
     copies_rows,
-    own_choices,
+    refuse_unreplayed,
     shown,
 )
 from layerparity.ports.observed.handed import HANDED, for_block, source, take_out
@@ -233,11 +233,7 @@ class HfPort(Port):
         if Place.parse(stage).stage == stage:
             kept = {source(n) for n in handed} if self._needed is None else self._needed
             call.handed |= {n: each for n, each in handed.items() if source(n) in kept}
-        if any(own_choices(local) not in fetched for local in told):
-            raise UserError(
-                f"{stage}: its router does not choose by one top-k over all experts, so no choice "
-                "can be replayed: use port.replay=false."
-            )
+        refuse_unreplayed(stage, told, fetched)
         return self._canonical(stage, output, fetched)
 
     def rank_record(self) -> RankRecord:
@@ -351,6 +347,11 @@ class HfPort(Port):
             layer.update(*(backend.send(stage, cached[name]) for name in ("keys", "values")))
             # Lazy operations would become part of the next stage's graph.
             backend.fetch({})
+
+    def taking_back(self, stage: str) -> Callable[[], None]:
+        """Return what makes the cache, at a stage, what it is now, after more was put in."""
+        assert self.cache is not None, "a pass that puts something in has a cache"
+        return self.cache.taking_back(Place.parse(stage).layer, self.assets.backend)
 
     @property
     def begun(self) -> Call:

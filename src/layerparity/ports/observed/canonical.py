@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.family import CHOSEN_TOKENS, HIDDEN, ROUTED, Family, Tap
 from layerparity.anatomy.site import EMBEDDING, SiteSpec
+from layerparity.ground.errors import UserError
 from layerparity.model.skeleton import Skeleton
 from layerparity.ports.base import Call
 
@@ -24,6 +25,15 @@ WEIGHTS = "mlp.gate:weights"
 def own_choices(local: str) -> str:
     """Return the name, among what was seen, of what would have been chosen at a site."""
     return f"own {local}"
+
+
+def refuse_unreplayed(stage: str, told: Iterable[str], seen: Container[str]) -> None:
+    """Raise UserError where a router was told what to choose and did not show its own choice."""
+    if any(own_choices(local) not in seen for local in told):
+        raise UserError(
+            f"{stage}: its router does not choose by one top-k over all experts, so no choice "
+            "can be replayed: use port.replay=false."
+        )
 
 
 def laid_out(tap: Tap, value: torch.Tensor, call: Call) -> torch.Tensor:

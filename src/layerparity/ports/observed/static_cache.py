@@ -6,7 +6,8 @@ has one of a fixed size: it is static by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from layerparity.ground.errors import UserError
@@ -18,12 +19,15 @@ if TYPE_CHECKING:
     import torch
     from transformers.cache_utils import Cache
 
+    from layerparity.backends.base import Backend
 
 _COUNT = "cumulative_length"
 # transformers' kinds of keys and values that count their tokens, and of what needs no count.
 _KEYS_AND_VALUES = ("StaticLayer", "StaticSlidingWindowLayer")
 _STATES = "LinearAttention"
 _NOTHING = "DummyLayer"
+# What holds a slot for each token, in caches that do not slide.
+_SLOTS = ("keys", "values", "indexer_keys")
 
 
 class HfCache:
@@ -31,6 +35,8 @@ class HfCache:
 
     def __init__(self, skeleton: Skeleton, max_tokens: int) -> None:
         self.device = _cache(skeleton, max_tokens)
+        # What takes tokens back in place of `taking_back`, by layer: a mistake's own.
+        self.taken_back: dict[int, Callable[[], Callable[[], None]]] = {}
         self.host = _cache(skeleton, max_tokens)
         for layer in self.host.layers:
             kind = type(layer).__name__
@@ -84,6 +90,59 @@ class HfCache:
         places = send(torch.arange(rows.start, rows.stop))
         parts = {"keys": kept.keys, "values": kept.values}
         return {name: part.index_select(2, places) for name, part in parts.items()}
+
+    def taking_back(self, layer: int | None, backend: Backend) -> Callable[[], None]:
+        """Return what makes a block's cache on a backend what it is now, after more was put in."""
+        if layer is None:
+            return lambda: None
+        held = self.taken_back.get(layer, partial(self.held, layer))()
+
+        def take_back() -> None:
+            held()
+            # Lazy operations would become part of the next stage's graph.
+            backend.fetch({})
+
+        return take_back
+
+    def held(self, layer: int) -> Callable[[], None]:
+        """Return what puts a block's cache back, but slots behind those that are counted."""
+        kept, states = self.layer(layer), self.device.states
+        slots = () if getattr(kept, "is_sliding", False) else _SLOTS
+        known = {} if kept is None else vars(kept)
+        held = {name: _copied(each) for name, each in known.items() if name not in slots}
+        state = _copied(states.get(layer))
+
+        def put_back() -> None:
+            for name, value in held.items():
+                _put(known, name, value)
+            if state is not None:
+                _put(states, layer, state)
+
+        return put_back
+
+
+def _copied(value: object) -> object:
+    """Return a copy of tensors, of those in dictionaries, and of what is no tensor, as it is."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    return value
+
+
+def _put(owner: MutableMapping[Any, Any], name: object, value: object) -> None:
+    """Put a copy back, a tensor in place: graphs hold its address."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        owner[name].copy_(value)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            _put(owner[name], key, each)
+    else:
+        owner[name] = value
 
 
 def _cache(skeleton: Skeleton, max_tokens: int) -> Any:

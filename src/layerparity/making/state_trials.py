@@ -1,0 +1,127 @@
+"""Compute a variation again with known mistakes of state in one block, to see which of them it is.
+
+A mistake of state is one of what is kept between passes: a cache, a position, a buffer.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from layerparity.anatomy.site import PREFILL, Place
+from layerparity.ground import console, progress
+from layerparity.making import arrangement as layouts
+from layerparity.making.prepare import Prepared, plan_run
+from layerparity.making.request.inputs import pad_of
+from layerparity.making.steps import composed, own_settings
+from layerparity.making.varied import VariedPort, VariedRuns, run_stages, threads_of
+from layerparity.mistakes.catalogue import known_fault, of_state
+from layerparity.mistakes.fault import Fault
+from layerparity.mistakes.replayed import Trial
+from layerparity.ports.base import Assets
+from layerparity.ports.known.fault import PlantedPort
+from layerparity.ports.opening import open_backend
+from layerparity.record.folder import RunFolder
+from layerparity.record.manifest import SitePatterns
+from layerparity.record.recorder import Recorder
+
+if TYPE_CHECKING:
+    from layerparity.making.arrangement import Arrangement
+    from layerparity.making.variations import Variation
+
+# Of a command, what the same blocks need here, by transformers' modules on the CPU.
+_KEYS = ("model", "dtype", "attn_implementation", "experts_implementation")
+# So many seconds all mistakes may take, by what the sound model took: later ones are left out.
+_PATIENCE = 180.0
+_SOUND = Fault("sound", "nothing", "", "")
+
+
+class TrialPort(PlantedPort):
+    """transformers' modules, with one mistake of state after the other in one block."""
+
+    def _choose(self) -> Fault:
+        return _SOUND
+
+
+def trials(runs: VariedRuns, variation: Variation, layer: int) -> Iterator[Trial]:
+    """Yield what a block gives in a variation, sound, and then with each known mistake of state.
+
+    All is computed on the CPU. Nothing is yielded where the model cannot be computed here.
+    """
+    own = own_settings(runs.prepared.config)
+    kept = {key: value for key, value in own.items() if key.partition(".")[0] in _KEYS}
+    here = {"backend": "gpu", "device_map": "cpu", "kind": "candidate"}
+    # What somebody else's port is judged by may fail here in any way: the verdict stands.
+    with suppress(Exception):
+        plan = plan_run(composed({**kept, **here}))
+        with open_backend.opened(plan.config) as backend, console.quiet():
+            stages = runs.prepared.scope.stages
+            scope = replace(
+                runs.prepared.scope, stages=stages[: stages.index(str(Place(layer))) + 1]
+            )
+            prepared = replace(runs.prepared, config=plan.config, backend=backend, scope=scope)
+            wanted = SitePatterns("everything", ("*",))
+            assets = Assets(plan.checkpoint, plan.family, backend, plan.config, wanted)
+            port = TrialPort(assets, (layer,))
+            port.place(scope.stages)
+            yield from _Tried(prepared, port, variation, runs.folder / "trial").all()
+
+
+@dataclass
+class _Tried:
+    """One variation, again and again, by a port that makes a mistake in the last of the stages."""
+
+    prepared: Prepared
+    port: TrialPort
+    variation: Variation
+    folder: Path
+
+    def all(self) -> Iterator[Trial]:
+        """Yield the sound trial, then each mistake that does not break the model."""
+        began = time.monotonic()
+        yield self._trial(_SOUND, reads=True)
+        took = max(time.monotonic() - began, 1e-3)
+        block = self.port.skeleton.module(self.prepared.scope.stages[-1])
+        known = [known_fault(name) for name in of_state()]
+        dtype = self.port.skeleton.dtype
+        faults = [each for each in known if not each.why_not(block, dtype, PREFILL)]
+        due = faults[: int(_PATIENCE / took)]
+        with progress.shown("known mistakes of state", len(due)) as work:
+            for fault in due:
+                work.doing(fault.id)
+                with suppress(Exception):
+                    yield self._trial(fault, reads=self.prepared.backend.streams)
+                work.step(fault.id)
+
+    def _trial(self, fault: Fault, *, reads: bool) -> Trial:
+        self.port.fault = fault
+        self.port.forget_requests()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        recorder = Recorder(self.folder)
+        before = self.variation.before or layouts.as_it_is(self.prepared.inputs.attention_mask)
+        with threads_of(self.variation):
+            self._pass((before,), Recorder(self.folder), SitePatterns("nothing", ()), reads)
+            self._pass(self.variation.arrangements, recorder, self.prepared.wanted, False)
+        files, layer = RunFolder(self.folder), Place.parse(self.prepared.scope.stages[-1]).layer
+        own = (record for record in recorder.records if record.site.layer == layer)
+        tensors = {record.site.local: files.read_tensor(record) for record in own}
+        return Trial(None if fault is _SOUND else fault, tensors)
+
+    def _pass(
+        self,
+        arrangements: tuple[Arrangement, ...],
+        recorder: Recorder,
+        wanted: SitePatterns,
+        reads: bool,
+    ) -> None:
+        prepared, streams = self.prepared, self.prepared.backend.streams
+        pad = pad_of(prepared.checkpoint.config)
+        port = VariedPort(self.port, arrangements, pad, reads or streams)
+        with progress.shown("blocks", len(prepared.scope.stages)) as bar:
+            run_stages(prepared, port, recorder, wanted, bar)

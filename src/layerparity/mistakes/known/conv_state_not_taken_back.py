@@ -1,0 +1,22 @@
+"""The short convolution goes on from tokens that were guessed wrong."""
+
+from __future__ import annotations
+
+from layerparity.mistakes.fault import Fault, RequestState
+from layerparity.mistakes.requests import keeps_states, states_not_taken_back
+
+
+def change_state(state: RequestState) -> None:
+    """Keep what a draft put into the convolution's state."""
+    states_not_taken_back(state, "conv_states")
+
+
+STATE = Fault(
+    "conv_state_not_taken_back",
+    "the convolution's state is not taken back after tokens that were guessed wrong",
+    component="",
+    cause="conv_state_not_taken_back",
+    why_not=keeps_states,
+    state=change_state,
+    shown_by=("draft",),
+)
