@@ -134,6 +134,51 @@ def deepseek_v32(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return _save(AutoConfig.for_model("deepseek_v32", **settings), folder, seed)
 
 
+def deepseek_v3(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """DeepSeek-V3: keys and values of a latent; a dense block, and sparse ones."""
+    from transformers import AutoConfig
+
+    settings = {
+        **{key: value for key, value in SHARED.items() if key != "head_dim"},
+        "num_key_value_heads": 4,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 24,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 16,
+        "first_k_dense_replace": 1,
+        **changes,
+    }
+    return _save(AutoConfig.for_model("deepseek_v3", **settings), folder, seed)
+
+
+def qwen3_next(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Qwen3-Next: three blocks of linear attention, and one of attention; a shared expert."""
+    from transformers import Qwen3NextConfig
+
+    settings = {
+        **SHARED,
+        "num_hidden_layers": 4,
+        "intermediate_size": 96,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        **changes,
+    }
+    return _save(Qwen3NextConfig(**settings), folder, seed)
+
+
 FAMILIES = {"minimax_m2": minimax_m2, "llama": llama, "qwen3_moe": qwen3_moe}
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from layerparity.anatomy.blocks import Blocks, by_layer
-from layerparity.anatomy.site import PREFILL, Site
+from layerparity.anatomy.site import PREFILL, Kind, Site
 from layerparity.judge.conclude import conclude
-from layerparity.judge.replays import replayed
+from layerparity.judge.references import References
+from layerparity.judge.replays import replayed, token_floor
 from layerparity.judge.rows import by_token, has_tokens, places, real_tokens
 from layerparity.judge.sides import RunSet
 from layerparity.mistakes.replayed import Replayed, Trial
@@ -134,17 +135,47 @@ class SelfJudge:
             untold = unsure or not rows
             outcome, counting = Outcome.INCONCLUSIVE if untold else Outcome.PASS, unsure or rows
         row = max(counting, key=lambda each: each.metrics.get(RATIO, 0.0), default=None)
+        at = None if row is None else found[row.site]
+        if failing and at is not None:
+            at = self._beyond(at, right, verdict.limits.get(RATIO, 1.0))
         return SelfComparison(
             len(order),
             len(order) - len(found),
             next(iter(found.values())),
             outcome,
             row,
-            None if row is None else found[row.site],
+            at,
             len(failing),
             verdict.limits.get(RATIO),
             off,
         )
+
+    def _beyond(self, apart: SiteDifference, varied: RunSource, limit: float) -> SiteDifference:
+        """Return a difference with the first token whose error is above the limit, if one is.
+
+        Others before it may be rounded otherwise.
+        """
+        site, golden = apart.site, [RunSource(each) for each in self.golden or (self.base,)]
+        right, left = RunSet(golden), RunSource(self.base)
+        mine, other = left.manifest.record(site), varied.manifest.record(site)
+        floor = None
+        if site in right.records and mine is not None and mine.kind is Kind.REAL:
+            floor = token_floor(site, right, RunSet([varied]), References())
+        if floor is None or mine is None or other is None or apart.position is None:
+            return apart
+        ours, theirs = (
+            by_token(each.double(), mine.axes) for each in (left.load(mine), varied.load(other))
+        )
+        real = real_tokens(ours, left.mask if site.phase == PREFILL else None)
+        off = (theirs - ours)[real].flatten(1).norm(dim=1)
+        # A token may happen to be rounded exactly.
+        usual = floor.square().mean().sqrt()
+        beyond = (~(off <= limit * floor.clamp(min=float(usual)))).nonzero().flatten()
+        if not len(beyond):
+            return apart
+        first = real.flatten().nonzero().flatten()[beyond[:1]]
+        sequence, position = places(first, real)[0]
+        return replace(apart, sequence=sequence, position=position, tokens=len(beyond))
 
     def replayed(self, varied: StoredRun, site: Site, trials: Iterable[Trial]) -> Replayed:
         """Return what came of known mistakes in the block of a site that leaves the floor."""

@@ -264,13 +264,13 @@ def _judge_of(
             # Each rank went on with a replica of its own.
             continue
         chosen = not held.record.dtype.startswith(("float", "bfloat"))
-        floor = None if chosen else _floor(site, golden, candidate, references)
+        floor = None if chosen else token_floor(site, golden, candidate, references)
         sites[site.local] = HeldSite(values, floor, chosen)
     block = blocks.block(guilt.layer, sites)
     return ReplayJudge(guilt.site.local, sites, block) if guilt.site.local in sites else None
 
 
-def _floor(
+def token_floor(
     site: Site, golden: RunSet, candidate: RunSet, references: References
 ) -> torch.Tensor | None:
     """Return the largest error of clean ways at each real token, float64 [token]; or None."""

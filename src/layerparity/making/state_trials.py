@@ -20,7 +20,7 @@ from layerparity.making.prepare import Prepared, plan_run
 from layerparity.making.request.inputs import pad_of
 from layerparity.making.steps import composed, own_settings
 from layerparity.making.varied import VariedPort, VariedRuns, run_stages, threads_of
-from layerparity.mistakes.catalogue import known_fault, of_state
+from layerparity.mistakes.catalogue import mistakes_of_state
 from layerparity.mistakes.fault import Fault
 from layerparity.mistakes.replayed import Trial
 from layerparity.ports.base import Assets
@@ -87,9 +87,8 @@ class _Tried:
         yield self._trial(_SOUND, reads=True)
         took = max(time.monotonic() - began, 1e-3)
         block = self.port.skeleton.module(self.prepared.scope.stages[-1])
-        known = [known_fault(name) for name in of_state()]
         dtype = self.port.skeleton.dtype
-        faults = [each for each in known if not each.why_not(block, dtype, PREFILL)]
+        faults = [each for each in mistakes_of_state() if not each.why_not(block, dtype, PREFILL)]
         due = faults[: int(_PATIENCE / took)]
         with progress.shown("known mistakes of state", len(due)) as work:
             for fault in due:

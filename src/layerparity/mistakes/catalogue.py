@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,13 @@ def of_state() -> list[str]:
     One pass by itself shows none of them.
     """
     return list(registry.holding(KNOWN, "STATE"))
+
+
+def mistakes_of_state() -> Iterator[Fault]:
+    """Yield every known mistake of state, in each of its sizes."""
+    for name in of_state():
+        file = registry.load(KNOWN, name)
+        yield from getattr(file, "STATES", (file.STATE,))
 
 
 def known_fault(name: str) -> Fault:

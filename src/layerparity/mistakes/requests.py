@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from layerparity.mistakes.fault import Cached, RequestState
 
-# Tokens of a block of a paged cache, as most engines have it.
-BLOCK_TOKENS = 16
+# Tokens of a block of a paged cache, as engines have them; most of them the first.
+BLOCK_SIZES = (16, 32, 64, 128)
 # The first slots of a pass, int64 [token], its first and how many there are: where they go instead.
 Slots = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 # What is kept [batch, head, slot, channel], of the request before alike, and how many are counted,

@@ -5,25 +5,28 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import BLOCK_TOKENS, keeps_keys, read_otherwise, slots_of
+from layerparity.mistakes.requests import BLOCK_SIZES, keeps_keys, read_otherwise, slots_of
 
 
-def change_state(state: RequestState) -> None:
-    """Read the last block that is begun from the request before."""
+def _of(size: int) -> Fault:
+    """Return the mistake in a cache of blocks of ``size`` tokens."""
 
     def reads(own: torch.Tensor, before: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        last = slots_of(own) // BLOCK_TOKENS == (count - 1) // BLOCK_TOKENS
-        return torch.where(last, before, own)
+        return torch.where(slots_of(own) // size == (count - 1) // size, before, own)
 
-    read_otherwise(state, reads)
+    def change_state(state: RequestState) -> None:
+        read_otherwise(state, reads)
+
+    return Fault(
+        "block_table_stale",
+        f"the block table is that of the request before: the last block of {size} tokens is its",
+        component="self_attn",
+        cause="block_table_stale",
+        why_not=keeps_keys,
+        state=change_state,
+        shown_by=("after",),
+    )
 
 
-STATE = Fault(
-    "block_table_stale",
-    "the block table is that of the request before: the last block of 16 tokens is read from it",
-    component="self_attn",
-    cause="block_table_stale",
-    why_not=keeps_keys,
-    state=change_state,
-    shown_by=("after",),
-)
+STATES = tuple(map(_of, BLOCK_SIZES))
+STATE = STATES[0]

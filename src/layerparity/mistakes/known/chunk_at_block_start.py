@@ -5,24 +5,28 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import BLOCK_TOKENS, keeps_keys, written_elsewhere
+from layerparity.mistakes.requests import BLOCK_SIZES, keeps_keys, written_elsewhere
 
 
-def change_state(state: RequestState) -> None:
-    """Write a chunk from the first slot of the block that it begins in."""
+def _of(size: int) -> Fault:
+    """Return the mistake in a cache of blocks of ``size`` tokens."""
 
     def slots(own: torch.Tensor, start: torch.Tensor, room: int) -> torch.Tensor:
-        return own + start - start % BLOCK_TOKENS
+        return own + start - start % size
 
-    written_elsewhere(state, slots)
+    def change_state(state: RequestState) -> None:
+        written_elsewhere(state, slots)
+
+    return Fault(
+        "chunk_at_block_start",
+        f"a chunk that begins within a block of {size} slots is written from its first slot",
+        component="self_attn",
+        cause="chunk_at_block_start",
+        why_not=keeps_keys,
+        state=change_state,
+        shown_by=("chunk", "draft"),
+    )
 
 
-STATE = Fault(
-    "chunk_at_block_start",
-    "a chunk that begins within a block of 16 slots is written from the block's first slot",
-    component="self_attn",
-    cause="chunk_at_block_start",
-    why_not=keeps_keys,
-    state=change_state,
-    shown_by=("chunk", "draft"),
-)
+STATES = tuple(map(_of, BLOCK_SIZES))
+STATE = STATES[0]

@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import counted, keeps_keys, written_elsewhere
+from layerparity.mistakes.requests import counted, keeps_keys, read_otherwise, slots_of
 
 
 def change_state(state: RequestState) -> None:
     """Write from where the request before ended, and read from the first slot on."""
-    if state.before is None or not hasattr(state.before, "cumulative_length"):
+    if not hasattr(state.before, "cumulative_length"):
         return
-    ended = counted(state.before).clone()
+    ended = int(counted(state.before))
 
-    def slots(own: torch.Tensor, start: torch.Tensor, room: int) -> torch.Tensor:
-        return (own + start + ended.to(start.device)) % room
+    def reads(own: torch.Tensor, before: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        return torch.where(slots_of(own) < ended, before, own.roll(ended, 2))
 
-    written_elsewhere(state, slots)
+    read_otherwise(state, reads)
 
 
 STATE = Fault(

@@ -5,24 +5,29 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import BLOCK_TOKENS, keeps_keys, read_otherwise, slots_of
+from layerparity.mistakes.requests import BLOCK_SIZES, keeps_keys, read_otherwise, slots_of
 
 
-def change_state(state: RequestState) -> None:
-    """Read the first block from the request before."""
+def _of(size: int) -> Fault:
+    """Return the mistake in a cache of blocks of ``size`` tokens."""
 
     def reads(own: torch.Tensor, before: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        return torch.where(slots_of(own) < BLOCK_TOKENS, before, own)
+        # A block is taken where it is full.
+        return torch.where((slots_of(own) < size) & (count >= size), before, own)
 
-    read_otherwise(state, reads)
+    def change_state(state: RequestState) -> None:
+        read_otherwise(state, reads)
+
+    return Fault(
+        "prefix_of_another_text",
+        f"the prefix cache hits another text: the first {size} tokens are the request before's",
+        component="self_attn",
+        cause="prefix_of_another_text",
+        why_not=keeps_keys,
+        state=change_state,
+        shown_by=("after",),
+    )
 
 
-STATE = Fault(
-    "prefix_of_another_text",
-    "the prefix cache hits another text: the first 16 tokens are those of the request before",
-    component="self_attn",
-    cause="prefix_of_another_text",
-    why_not=keeps_keys,
-    state=change_state,
-    shown_by=("after",),
-)
+STATES = tuple(map(_of, BLOCK_SIZES))
+STATE = STATES[0]

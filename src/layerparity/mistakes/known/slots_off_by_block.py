@@ -5,24 +5,40 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import BLOCK_TOKENS, keeps_keys, written_elsewhere
-
-
-def change_state(state: RequestState) -> None:
-    """Write a block further than is read."""
-
-    def slots(own: torch.Tensor, start: torch.Tensor, room: int) -> torch.Tensor:
-        return (own + start + BLOCK_TOKENS) % room
-
-    written_elsewhere(state, slots)
-
-
-STATE = Fault(
-    "slots_off_by_block",
-    "the slot mapping is off by one block: what is cached is written 16 slots too far",
-    component="self_attn",
-    cause="slots_off_by_block",
-    why_not=keeps_keys,
-    state=change_state,
-    shown_by=("cache", "chunk", "after"),
+from layerparity.mistakes.requests import (
+    BLOCK_SIZES,
+    Pair,
+    full,
+    keeps_keys,
+    read_changed,
+    slots_of,
 )
+
+
+def _of(size: int) -> Fault:
+    """Return the mistake in a cache of blocks of ``size`` tokens."""
+
+    def shifted(own: torch.Tensor) -> torch.Tensor:
+        # Nobody wrote the first block.
+        return torch.where(slots_of(own) < size, 0, own.roll(size, 2))
+
+    def change(kept: Pair, new: Pair, was_full: bool) -> Pair:
+        return shifted(kept[0]), shifted(kept[1])
+
+    def change_state(state: RequestState) -> None:
+        if full(state):
+            read_changed(state, change)
+
+    return Fault(
+        "slots_off_by_block",
+        f"the slot mapping is off by one block: what is cached is written {size} slots too far",
+        component="self_attn",
+        cause="slots_off_by_block",
+        why_not=keeps_keys,
+        state=change_state,
+        shown_by=("cache", "chunk", "after"),
+    )
+
+
+STATES = tuple(map(_of, BLOCK_SIZES))
+STATE = STATES[0]

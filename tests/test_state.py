@@ -1,0 +1,191 @@
+"""What one request leaves behind for the next: known mistakes of state, planted and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import folders
+import pytest
+import torch
+from conftest import Ended
+
+from layerparity.mistakes.catalogue import catalogue, mistakes_of_state, of_state
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking.opening import open_store
+
+Cli = Callable[..., Ended]
+# One long text, and a batch of three: longer than two blocks of slots, and than each window.
+TOKENS = 40
+FAMILIES: dict[str, Callable[..., Path]] = {
+    "llama": folders.llama,
+    "gpt_oss": folders.gpt_oss,
+    "minimax_m2": folders.minimax_m2,
+    "deepseek_v3": folders.deepseek_v3,
+    "qwen3_next": folders.qwen3_next,
+}
+# A mistake, a family, what shows it, and where it shows first: variation, site, token.
+PLANTED = [
+    ("length_not_reset", "llama", "after=[20]", "20 cached", "layers.0.self_attn:out", 0),
+    ("length_not_reset", "deepseek_v3", "after=[60]", "60 cached", "layers.0.self_attn:out", 0),
+    ("mask_of_request_before", "llama", "after=[20]", "20", "layers.0.self_attn:out", 21),
+    ("mask_of_request_before", "minimax_m2", "after=[30]", "30", "layers.0.self_attn:out", 31),
+    ("rotary_of_request_before", "llama", "after=[20]", "20", "layers.0.self_attn:out", 20),
+    ("rotary_of_request_before", "minimax_m2", "after=[8]", "8", "layers.0.self_attn:out", 8),
+    ("positions_not_reset", "llama", "chunk=[24]", "24", "layers.0.self_attn:out", 24),
+    ("positions_not_reset", "qwen3_next", "chunk=[13]", "13", "layers.3.self_attn:out", 13),
+    ("slots_off_by_block", "deepseek_v3", "cache=[64]", "64", "layers.0.self_attn:out", 0),
+    ("slots_off_by_block", "qwen3_next", "chunk=[24]", "24", "layers.3.self_attn:out", 0),
+    ("block_table_stale", "minimax_m2", "after=[20]", "20 cached", "layers.0.self_attn:out", 32),
+    ("block_table_stale", "gpt_oss", "after=[50]", "50 cached", "layers.1.self_attn:out", 32),
+    ("prefix_of_another_text", "llama", "after=[40]", "40 cached", "layers.0.self_attn:out", 0),
+    ("prefix_of_another_text", "qwen3_next", "after=[9]", "9 cached", "layers.3.self_attn:out", 0),
+    ("chunk_at_block_start", "minimax_m2", "chunk=[20]", "20", "layers.0.self_attn:out", 20),
+    ("chunk_at_block_start", "llama", "draft=[2]", "2", "layers.0.self_attn:out", 20),
+    ("length_reset_by_chunk", "deepseek_v3", "chunk=[36]", "36", "layers.0.self_attn:out", 36),
+    ("last_slot_not_written", "minimax_m2", "cache=[40]", "40", "layers.0.self_attn:out", 39),
+    ("slots_of_another_sequence", "llama", "cache=[40]", "40", "layers.0.self_attn:out", 0),
+    ("cache_scale_of_another_layer", "llama", "cache=[40]", "40", "layers.1.self_attn:out", 0),
+    ("ring_one_early", "gpt_oss", "chunk=[10]", "10", "layers.0.self_attn:out", 10),
+    ("draft_not_taken_back", "llama", "draft=[4]", "4", "layers.0.self_attn:out", 20),
+    ("draft_not_taken_back", "gpt_oss", "draft=[1]", "1", "layers.0.self_attn:out", 20),
+    ("draft_not_taken_back", "qwen3_next", "draft=[2]", "2", "layers.0.linear_attn:out", 20),
+    ("conv_state_not_taken_back", "qwen3_next", "draft=[4]", "4", "layers.0.linear_attn:out", 20),
+    (
+        "recurrent_state_not_taken_back",
+        "qwen3_next",
+        "draft=[1]",
+        "1",
+        "layers.0.linear_attn:out",
+        20,
+    ),
+    (
+        "conv_state_not_reset",
+        "qwen3_next",
+        "after=[20]",
+        "20 cached",
+        "layers.0.linear_attn:out",
+        0,
+    ),
+    (
+        "recurrent_state_not_reset",
+        "qwen3_next",
+        "after=[50]",
+        "50 cached",
+        "layers.0.linear_attn:out",
+        0,
+    ),
+]
+# A text that is shorter than a block of slots begins all its chunks in that one.
+ALIKE = {"length_reset_by_chunk": ["chunk_at_block_start"]}
+
+
+@cache
+def made(base: Path, family: str) -> Path:
+    """Return a family's small checkpoint."""
+    return FAMILIES[family](base / family)
+
+
+@pytest.fixture
+def varied(cli: Cli, store: Path, shared: Path) -> Callable[..., tuple[Ended, dict[str, Any]]]:
+    """Return a function that varies a family's model, fed as its golden; and what it kept."""
+
+    def vary(family: str, *words: str, rows: int = 1) -> tuple[Ended, dict[str, Any]]:
+        ids = torch.randint(3, 290, (rows, TOKENS), generator=torch.Generator().manual_seed(rows))
+        Path("ids.json").write_text(json.dumps(ids.tolist()))
+        of = (
+            "model=checkpoint",
+            f"model.path={made(store.parent / 'models', family)}",
+            "threads=1",
+        )
+        here = (f"tracking.folder={store}", "backend=gpu", "device_map=cpu", *of)
+        name = f"{family}-{rows}"
+        held = open_store(TrackingConfig(folder=str(store))).runs(kind="golden")
+        if name not in {run.name for run in held}:
+            fed = ("inputs=tokens", "inputs.file=ids.json", "reference.components=false")
+            golden = cli(*here, *fed, f"name={name}")
+            assert golden.exit == 0, golden.err
+        fed = ("inputs=golden", f"golden={name}", "kind=candidate")
+        ended = cli("job=invariance", *here, *fed, *words)
+        if ended.exit not in (0, 1):
+            return ended, {}
+        newest = open_store(TrackingConfig(folder=str(store))).runs(kind="invariance", limit=1)
+        record: dict[str, Any] = json.loads(next(iter(newest)).file("invariance.json").read_text())
+        return ended, record
+
+    return vary
+
+
+@pytest.mark.parametrize(("name", "family", "asked", "detail", "site", "token"), PLANTED)
+def test_a_planted_mistake_of_state_is_named(
+    varied: Callable[..., tuple[Ended, dict[str, Any]]],
+    name: str,
+    family: str,
+    asked: str,
+    detail: str,
+    site: str,
+    token: int,
+) -> None:
+    """With its layer, its tensor and its first token; none but its like gives these numbers."""
+    rows = 3 if name == "slots_of_another_sequence" else 1
+    port = ("port=fault", f"port.name={name}")
+    ended, record = varied(family, *port, f"job.{asked}", rows=rows)
+    assert ended.exit == 1, ended.out + ended.err
+    axis = asked.partition("=")[0]
+    line = next(each for each in record["variations"] if each["failing"])
+    assert f"{line['axis']} {line['size']} {line['detail']}".strip() == f"{axis} {detail}"
+    assert line["R_site"] == site
+    assert f"{axis} {detail}: {site}, token {token}: error is" in ended.out
+    assert {*line["causes"]} == {name, *ALIKE.get(name, ())}, ended.out
+    assert f"{axis} {detail}: shown: " in ended.out
+
+
+def test_every_known_mistake_of_state_is_planted_above() -> None:
+    assert {name for name, *_ in PLANTED} == set(of_state())
+    assert not set(of_state()) & set(catalogue())
+    for fault in mistakes_of_state():
+        assert fault.shown_by and (fault.state or fault.arguments)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sound_sequences_hold_the_floor(
+    varied: Callable[..., tuple[Ended, dict[str, Any]]], family: str
+) -> None:
+    """After others, in chunks of all kinds, with drafts, and in a batch."""
+    sizes = ("after=[3,17,40,77]", "chunk=[1,7,16,33]", "draft=[1,2,16]", "cache=[40,41,90]")
+    ended, record = varied(family, *(f"job.{each}" for each in sizes), rows=2)
+    assert ended.exit == 0, ended.out
+    assert len(record["variations"]) == 18
+    assert {each["ending"] for each in record["variations"]} <= {"equal", "within the floor"}
+
+
+def test_a_mistake_of_state_says_what_shows_it(cli: Cli, golden_here: Callable[..., None]) -> None:
+    golden_here("model=tiny_minimax_m2")
+    ended = cli(
+        *("backend=gpu", "device_map=cpu", "kind=candidate", "model=tiny_minimax_m2"),
+        *("port=fault", "port.name=length_not_reset"),
+    )
+    assert ended.exit == 0, ended.err
+    assert "is a mistake of what is kept between passes" in ended.out + ended.err
+    assert "job=invariance 'job.axes=[after]' shows it" in ended.out + ended.err
+
+
+def test_a_port_that_takes_nothing_back_is_left_out_or_refused(
+    varied: Callable[..., tuple[Ended, dict[str, Any]]],
+) -> None:
+    Path("keeping_port.py").write_text(
+        "from layerparity.ports.base import Port as Base\n"
+        "from layerparity.porting import HfPort\n\n\n"
+        "class Port(HfPort):\n"
+        "    taking_back = Base.taking_back\n"
+    )
+    ended, record = varied("llama", "port._target_=keeping_port.Port")
+    assert ended.exit == 0, ended.out + ended.err
+    assert list(record["left_out"]) == ["draft"]
+    assert "takes no tokens back from its cache" in ended.out
+    ended, _ = varied("llama", "port._target_=keeping_port.Port", "job.draft=[2]")
+    assert ended.exit == 2
+    assert "define taking_back(stage)" in ended.err
