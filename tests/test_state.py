@@ -30,7 +30,7 @@ FAMILIES: dict[str, Callable[..., Path]] = {
 # A mistake, a family, what shows it, and where it shows first: variation, site, token.
 PLANTED = [
     ("length_not_reset", "llama", "after=[20]", "20 cached", "layers.0.self_attn:out", 0),
-    ("length_not_reset", "deepseek_v3", "after=[60]", "60 cached", "layers.0.self_attn:out", 0),
+    ("length_not_reset", "deepseek_v3", "after=[20]", "20 cached", "layers.0.self_attn:out", 0),
     ("mask_of_request_before", "llama", "after=[20]", "20", "layers.0.self_attn:out", 21),
     ("mask_of_request_before", "minimax_m2", "after=[30]", "30", "layers.0.self_attn:out", 31),
     ("rotary_of_request_before", "llama", "after=[20]", "20", "layers.0.self_attn:out", 20),
