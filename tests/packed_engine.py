@@ -127,14 +127,26 @@ class PackedLlama(nn.Module):
         self.serve_in([*passes, *[[(n, 1) for n in range(len(prompts))]] * steps], prompts)
 
     @torch.inference_mode()
-    def serve_in(self, passes: list[Rows], prompts: list[list[int]], *, said: bool = False) -> None:
+    def serve_in(
+        self,
+        passes: list[Rows],
+        prompts: list[list[int]],
+        *,
+        said: bool = False,
+        cached: dict[int, tuple[int, int]] | None = None,
+    ) -> None:
         """Run passes of sequences, which go on greedily behind their prompts.
 
-        The call says how many tokens each has where that is ``said``.
+        The call says how many tokens each has where that is ``said``. A sequence begins with what
+        another one ``cached`` of so many tokens.
         """
         texts, ends = [list(prompt) for prompt in prompts], [0] * len(prompts)
         for rows in passes:
             self.rows = rows
+            for n, _ in rows:
+                other, ends[n] = (cached or {}).pop(n, (n, ends[n]))
+                for block in self.model.layers if other != n else ():
+                    block.self_attn.held[n] = block.self_attn.held[other]
             places = [torch.arange(ends[n], ends[n] + count) for n, count in rows]
             ids = torch.tensor(
                 [t for n, count in rows for t in texts[n][ends[n] : ends[n] + count]]

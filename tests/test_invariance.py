@@ -47,6 +47,8 @@ Cli = Callable[..., Ended]
 OWN = ("job=invariance", "backend=gpu", "device_map=cpu", "inputs=prompt", "threads=1")
 # One side in float32 is judged, and no component alone.
 FLOORS = ("reference.dtypes=[float32]", "reference.components=false")
+# Where known mistakes of state change anything, and none of them does so as these do.
+TRIED = {"PaddingAttended", "CacheLost", "CacheLong"}
 # Two sequences of 5 and 3 tokens, padded on the left.
 MASK = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
 MISTAKES = '''
@@ -351,7 +353,7 @@ def test_a_planted_dependence_is_named(
         assert line["causes"] == ["length_not_reset"]
     else:
         assert line["causes"] == []
-        assert f"{wrong[0]}: none of " in ended.out
+        assert (f"{wrong[0]}: none of " in ended.out) is (port in TRIED)
     assert f"next:   python run.py job=invariance 'job.axes=[{axis}]'" in ended.out
 
 

@@ -389,6 +389,56 @@ def test_a_prompt_goes_on_while_another_begins(
     assert passed >= {"layers.1:in", "layers.2:out@decode.1", "lm_head:out", "lm_head:out@decode.1"}
 
 
+# The second prompt begins with 32 tokens of the first, the third with 32 of either.
+SHARED = [[(0, 48)], [(0, 1)], [(1, 9)], [(1, 7), (2, 2)], [(1, 1), (2, 1)]]
+
+
+@pytest.mark.usefixtures("no_mistakes_tried")
+def test_what_a_prefix_cache_gave_is_judged(
+    judged: Judge, made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """As if each had computed it; keys of another place are wrong where they are first read."""
+    model, texts = PackedLlama(engine(made("llama"))), PROMPT[0].tolist()
+    prompts = [texts[:48], texts[:32] + texts[60:76], texts[:32] + texts[90:92]]
+
+    def cached() -> dict[int, tuple[int, int]]:
+        return {1: (0, 32), 2: (1, 32)}
+
+    with recording(model, to=tmp_path / "right", sites="components"):
+        model.serve_in(SHARED, prompts, cached=cached())
+    held = reading(tmp_path / "right")
+    assert held.rows == (48, 48, 34)
+    assert "sequence 1 begins at position 32: what stands before was cached by sequence 0" in (
+        " ".join(held.notes)
+    )
+    verdict = judged(tmp_path / "right", made("llama"))
+    assert verdict.outcome is Outcome.PASS, (verdict.where, verdict.counts, verdict.coverage.doubts)
+    passed = {str(row.site) for row in verdict.rows if row.outcome is Outcome.PASS}
+    assert passed >= {"layers.1:in", "layers.2:out@decode.1", "lm_head:out", "lm_head:out@decode.1"}
+    with recording(model, to=tmp_path / "wrong", sites="components"):
+        model.serve_in(SHARED[:2], prompts)
+        attention = model.model.layers[1].self_attn
+        keys, values = attention.held[0]
+        attention.held[0] = keys.roll(4, 2), values
+        model.serve_in(SHARED[2:], prompts, cached=cached())
+    verdict = judged(tmp_path / "wrong", made("llama"))
+    assert verdict.where is not None and verdict.where.startswith("layers.1.self_attn:")
+
+
+def test_which_prefix_was_cached_has_to_be_known(
+    made: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model, texts = PackedLlama(engine(made("llama"))), PROMPT[0].tolist()
+    prompts = [texts[:48], texts[40:90], texts[:32] + texts[60:76]]
+    with recording(model, to=tmp_path / "either"):
+        passes = [[(0, 48)], [(0, 1), (1, 50)], [(2, 16)]]
+        model.serve_in(passes, prompts, cached={2: (0, 32)})
+    with pytest.raises(
+        UserError, match="position 32, which 2 sequences of other tokens had passed"
+    ):
+        reading(tmp_path / "either")
+
+
 def test_what_ends_where_another_goes_on_is_told_apart_or_refused(
     made: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -757,7 +807,6 @@ def test_what_is_not_one_whole_run_is_refused(tmp_path: Path) -> None:
     for name, starts, words in (
         ("cached", [3], "begins behind position 0.*switch prefix caching off"),
         ("lost", [0, 6], "00001.* at position 6, .* ended at 3: a piece is missing: record one"),
-        ("twice", [0, 3, 5], "at position 5, .* ended at 6: what stands there was computed twice"),
         ("again", [0, 3, 0], "pass-00002.* is a second prefill: record one"),
     ):
         with recording(pieces, to=tmp_path / name):
@@ -777,6 +826,10 @@ def test_what_is_not_one_whole_run_is_refused(tmp_path: Path) -> None:
             for places in calls:
                 pieces(pair.new_ones(len(places)), positions=torch.tensor(places))
         refused(tmp_path / name, words)
+    with recording(pieces, to=tmp_path / "chosen", passes=[0, 2]):
+        for start in (0, 3, 2):
+            pieces(IDS, position_ids=torch.arange(start, start + 3)[None])
+    refused(tmp_path / "chosen", "at position 2, .* ended at 3: what stands there was computed tw")
     newer = changed(toy(tmp_path / "newer"), layerparity_dump=2)
     refused(newer, "is a recording of version 2, and 1 is read here")
     half = toy(tmp_path / "half") / "pass-00001-rank-00000.safetensors"

@@ -154,11 +154,12 @@ def test_every_known_mistake_of_state_is_planted_above() -> None:
 def test_sound_sequences_hold_the_floor(
     varied: Callable[..., tuple[Ended, dict[str, Any]]], family: str
 ) -> None:
-    """After others, in chunks of all kinds, with drafts, and in a batch."""
-    sizes = ("after=[3,17,40,77]", "chunk=[1,7,16,33]", "draft=[1,2,16]", "cache=[40,41,90]")
+    """Each of two texts after others, in chunks, with drafts, padded and alone: 44 sequences."""
+    sizes = ("after=[3,17,40,77]", "chunk=[1,5,7,16,33]", "draft=[1,2,16]", "cache=[40,41,90]")
+    sizes += ("padding=[3]", "batch=[1]")
     ended, record = varied(family, *(f"job.{each}" for each in sizes), rows=2)
     assert ended.exit == 0, ended.out
-    assert len(record["variations"]) == 18
+    assert len(record["variations"]) == 22
     assert {each["ending"] for each in record["variations"]} <= {"equal", "within the floor"}
 
 

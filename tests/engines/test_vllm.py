@@ -84,6 +84,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         named["llama-float32"] | again | {"to": str(base / "again")},
         named["llama-float32"] | again | {"to": str(base / "slots"), "wrong": "slots"},
     ]
+    # A text, and then one that begins alike, of which the first block is not computed again.
+    first = two[0]
+    alike = {"first": [first], "ids": [first[:32] + two[1]]}
+    alike["keys"] = {"enable_prefix_caching": True, "block_size": 32}
+    jobs += [
+        named["llama-float32"] | alike | {"to": str(base / "prefix")},
+        named["llama-float32"] | alike | {"to": str(base / "prefix-off"), "wrong": "prefix"},
+    ]
     (base / "jobs.json").write_text(json.dumps(jobs))
     command = [sys.executable, str(Path(__file__).with_name("vllm_side.py")), "jobs.json"]
     subprocess.run(command, cwd=base, check=True)
@@ -116,6 +124,18 @@ def test_a_text_after_another_one_is_judged(cli: Cli, recorded: Path) -> None:
     verdict, said = judged(cli, recorded / "again", *model)
     assert verdict.outcome is Outcome.PASS, said
     verdict, said = judged(cli, recorded / "slots", *model)
+    assert (verdict.outcome, str(verdict.where)) == (Outcome.FAIL, "layers.1.self_attn:context")
+
+
+def test_a_text_that_begins_as_another_one_is_judged(cli: Cli, recorded: Path) -> None:
+    """What the prefix cache gave is taken from who computed it; then it stands a slot further."""
+    passes = json.loads((recorded / "prefix" / "dump.json").read_text())["passes"]
+    assert [each["positions"][0][0] for each in passes] == [0, 48, 49, 50, 32, 52, 53, 54]
+    model = ("model=checkpoint", f"model.path={recorded / 'llama'}")
+    verdict, said = judged(cli, recorded / "prefix", *model)
+    assert verdict.outcome is Outcome.PASS, said
+    assert "begins at position 32: what stands before was cached by sequence 0" in said
+    verdict, said = judged(cli, recorded / "prefix-off", *model)
     assert (verdict.outcome, str(verdict.where)) == (Outcome.FAIL, "layers.1.self_attn:context")
 
 

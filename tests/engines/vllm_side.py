@@ -1,7 +1,8 @@
 """What runs in vLLM's process: python vllm_side.py JOBS.json, a list of what to record, and where.
 
 A job names the checkpoint, the type, rows of token ids, the folder, and what is wrong. Rows that it
-asks for ``before``, each a request of its own, are not recorded; ``keys`` are the engine's.
+asks for ``before``, each a request of its own, are not recorded, those asked for ``first`` are, and
+what is wrong begins behind them; ``keys`` are the engine's.
 """
 
 from __future__ import annotations
@@ -53,7 +54,15 @@ def _slots(model: Any) -> None:
     impl.do_kv_cache_update = further
 
 
+def _prefix(model: Any) -> None:
+    # What is cached by now of one layer stands a slot further.
+    (cache,) = {id(each): each for each in [model.model.layers[1].self_attn.attn.kv_cache]}.values()
+    for each in cache if isinstance(cache, list) else [cache]:
+        each.copy_(each.roll(1, 3))
+
+
 WRONG = {
+    "prefix": _prefix,
     "slots": _slots,
     "scale": _scale,
     "eps": _eps,
@@ -79,19 +88,20 @@ def record(job: dict[str, Any]) -> None:
         job["model"],
         dtype=job["dtype"],
         enforce_eager=True,
-        enable_prefix_caching=False,
         skip_tokenizer_init=True,
         max_model_len=128,
         kv_cache_memory_bytes=1 << 24,
-        **job.get("keys", {}),
+        **{"enable_prefix_caching": False, **job.get("keys", {})},
     )
 
     def run(model: Any) -> None:
         wanted = SamplingParams(max_tokens=4, temperature=0, detokenize=False, ignore_eos=True)
         for row in job.get("before", []):
             engine.generate([{"prompt_token_ids": row}], wanted)
-        WRONG.get(job["wrong"], lambda _: None)(model)
         with recording(model, to=job["to"], sites="components"):
+            for row in job.get("first", []):
+                engine.generate([{"prompt_token_ids": row}], wanted)
+            WRONG.get(job["wrong"], lambda _: None)(model)
             engine.generate([{"prompt_token_ids": row} for row in job["ids"]], wanted)
 
     engine.apply_model(run)

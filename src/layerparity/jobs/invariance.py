@@ -185,16 +185,16 @@ def _explain(
     lines: list[InvarianceLine],
 ) -> None:
     """Try known mistakes of state in the first block that leaves the floor; note which it is."""
-    from layerparity.ground import console
     from layerparity.making.state_trials import trials
+    from layerparity.report.refusals import obstacles_in_words
 
     at = next(n for n, each in enumerate(lines) if each.found.outcome is Outcome.FAIL)
     row = lines[at].found.row
     assert row is not None, "what fails has a row"
     if row.site.layer is None:
         return
-    console.say(f"trying known mistakes of state in layers.{row.site.layer}")
-    found = judge.replayed(varied, row.site, trials(runs, variation, row.site.layer))
+    with obstacles_in_words():
+        found = judge.replayed(varied, row.site, trials(runs, variation, row.site.layer))
     if found.shown or found.refuted:
         lines[at] = lines[at]._replace(replayed=found)
 

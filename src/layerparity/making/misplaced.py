@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import EMBEDDING, NORM, Place, Site
+from layerparity.ground.numeral import numeral
+from layerparity.mistakes.values import best_factor
 
 if TYPE_CHECKING:
     import torch
@@ -13,7 +15,8 @@ if TYPE_CHECKING:
 
     from layerparity.making.prepare import RunPlan
 
-# How far the mean square of a normed token may be from 1: bfloat16 takes it to half of that.
+# How far the mean square of a normed token may be from 1, and rows from a multiple of others:
+# bfloat16 takes it to half of that.
 _CLOSE = 0.01
 
 
@@ -28,7 +31,9 @@ def moved(
     """
     places = {each: each for each in tensors}
     notes: list[str] = []
-    if _scaled_behind(tensors):
+    why: dict[str, str] = {}
+    between = _behind_table(tensors)
+    if between:
         table, first = Site(EMBEDDING, "out"), Place(0).site("in")
         for site in [each for each in tensors if (each.path, each.end) == (table.path, table.end)]:
             source = Site(first.path, first.end, *site.pass_step)
@@ -36,12 +41,13 @@ def moved(
                 places[site] = source
             else:
                 del places[site]
+                why[str(site)] = f"{first} was not recorded in this pass, which is another tensor"
         notes.append(
-            f"what its {EMBEDDING} puts out is not what {Place(0)} is given, which is taken as "
-            f"{table}: an engine may scale it between the two"
+            f"{table} is taken from what {Place(0)} is given: {between} what the module of that "
+            "name puts out"
         )
     last = Place(plan.num_layers - 1)
-    output, why = last.site("out"), {}
+    output = last.site("out")
     if (
         output in tensors
         and plan.checkpoint.has_weights
@@ -52,19 +58,26 @@ def moved(
             "the tensor named so is behind the final norm, as the last of transformers' "
             f"hidden_states is, and taken as {NORM}:out; a hook on {last} shows what it puts out"
         )
-        why = dict.fromkeys(map(str, ends), said)
+        why |= dict.fromkeys(map(str, ends), said)
         places = {each: at for each, at in places.items() if each not in ends}
         places = {Site(NORM, "out", *each.pass_step): each for each in ends} | places
     return _Moved(tensors, places), why, notes
 
 
-def _scaled_behind(tensors: Mapping[Site, torch.Tensor]) -> bool:
-    """Say whether block 0 is given something else than the embedding's module puts out."""
+def _behind_table(tensors: Mapping[Site, torch.Tensor]) -> str:
+    """Return how block 0 is given something else than the embedding's module puts out, or nothing.
+
+    Most engines that do so multiply it by one number.
+    """
     table, first = Site(EMBEDDING, "out"), Place(0).site("in")
     if table not in tensors or first not in tensors:
-        return False
-    out, given = tensors[table], tensors[first]
-    return out.numel() == given.numel() and not bool((out.reshape(-1) == given.reshape(-1)).all())
+        return ""
+    out, given = (tensors[each].double().reshape(-1) for each in (table, first))
+    if out.numel() != given.numel() or bool((out == given).all()):
+        return ""
+    factor = best_factor(out, given)
+    left = float((given - factor * out).norm()) / max(float(given.norm()), 1e-300)
+    return f"{numeral(factor)} times" if left < _CLOSE else "other numbers than"
 
 
 class _Moved(Mapping[Site, "torch.Tensor"]):

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from layerparity.anatomy.site import PREFILL, Place
 from layerparity.ground import console, progress
+from layerparity.machine.memory import free_host_memory
+from layerparity.machine.placement import stage_bytes
 from layerparity.making import arrangement as layouts
 from layerparity.making.prepare import Prepared, plan_run
 from layerparity.making.request.inputs import pad_of
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 _KEYS = ("model", "dtype", "attn_implementation", "experts_implementation")
 # So many seconds all mistakes may take, by what the sound model took: later ones are left out.
 _PATIENCE = 180.0
+# The weights, and what computing takes beside them.
+_TIMES_WEIGHTS = 2
 _SOUND = Fault("sound", "nothing", "", "")
 
 
@@ -51,25 +57,41 @@ class TrialPort(PlantedPort):
 def trials(runs: VariedRuns, variation: Variation, layer: int) -> Iterator[Trial]:
     """Yield what a block gives in a variation, sound, and then with each known mistake of state.
 
-    All is computed on the CPU. Nothing is yielded where the model cannot be computed here.
+    A mistake that changes nothing there is left out. All is computed on the CPU; nothing is yielded
+    where the model cannot be, which is said.
     """
     own = own_settings(runs.prepared.config)
     kept = {key: value for key, value in own.items() if key.partition(".")[0] in _KEYS}
     here = {"backend": "gpu", "device_map": "cpu", "kind": "candidate"}
-    # What somebody else's port is judged by may fail here in any way: the verdict stands.
-    with suppress(Exception):
+    try:
         plan = plan_run(composed({**kept, **here}))
-        with open_backend.opened(plan.config) as backend, console.quiet():
-            stages = runs.prepared.scope.stages
-            scope = replace(
-                runs.prepared.scope, stages=stages[: stages.index(str(Place(layer))) + 1]
-            )
+        with open_backend.opened(plan.config) as backend:
+            scope = replace(runs.prepared.scope, stages=_needed(runs.prepared, layer))
             prepared = replace(runs.prepared, config=plan.config, backend=backend, scope=scope)
             wanted = SitePatterns("everything", ("*",))
             assets = Assets(plan.checkpoint, plan.family, backend, plan.config, wanted)
             port = TrialPort(assets, (layer,))
-            port.place(scope.stages)
+            blocks = (port.skeleton.module(stage) for stage in scope.stages)
+            size = sum(stage_bytes(block, port.dtype) for block in blocks)
+            if size * _TIMES_WEIGHTS > free_host_memory():
+                console.note("known mistakes of state are not tried: this machine has no room")
+                return
+            with console.quiet():
+                port.place(scope.stages)
             yield from _Tried(prepared, port, variation, runs.folder / "trial").all()
+    except Exception as error:
+        # What somebody else's port is judged by may fail here in any way: the verdict stands.
+        console.note(f"known mistakes of state are not tried: {error}")
+
+
+def _needed(prepared: Prepared, layer: int) -> tuple[str, ...]:
+    """Return the stages that have to run for a block, and the one before it, to run as they did."""
+    stages, given = prepared.scope.stages, prepared.inputs.sites
+    last = stages.index(str(Place(layer)))
+    first = max(last - 1, 0)
+    while first and (stages[first] not in given or prepared.scope.takes):
+        first -= 1
+    return stages[first : last + 1]
 
 
 @dataclass
@@ -82,20 +104,40 @@ class _Tried:
     folder: Path
 
     def all(self) -> Iterator[Trial]:
-        """Yield the sound trial, then each mistake that does not break the model."""
-        began = time.monotonic()
-        yield self._trial(_SOUND, reads=True)
+        """Yield the sound trial, then each mistake that changes something and breaks nothing."""
+        stage, began = self.prepared.scope.stages[-1], time.monotonic()
+        console.say(f"trying known mistakes of state in {stage}")
+        sound = self._trial(_SOUND, reads=True)
+        yield sound
         took = max(time.monotonic() - began, 1e-3)
-        block = self.port.skeleton.module(self.prepared.scope.stages[-1])
-        dtype = self.port.skeleton.dtype
-        faults = [each for each in mistakes_of_state() if not each.why_not(block, dtype, PREFILL)]
+        faults = [each for each in mistakes_of_state() if self._fits(each)]
         due = faults[: int(_PATIENCE / took)]
+        if len(due) < len(faults):
+            console.note(
+                f"{len(due)} of {len(faults)} known mistakes of state are tried: one takes "
+                f"{took:.0f} s, and all may take {_PATIENCE:.0f}"
+            )
         with progress.shown("known mistakes of state", len(due)) as work:
             for fault in due:
                 work.doing(fault.id)
+                trial = None
+                # One that breaks the block is none of its mistakes.
                 with suppress(Exception):
-                    yield self._trial(fault, reads=self.prepared.backend.streams)
+                    trial = self._trial(fault, reads=self.prepared.backend.streams)
                 work.step(fault.id)
+                if trial is not None and not _same(trial.tensors, sound.tensors):
+                    yield trial
+
+    def _fits(self, fault: Fault) -> bool:
+        """Say whether a mistake can change something: its cache is there, and of its kind."""
+        place = Place.parse(self.prepared.scope.stages[-1])
+        cached = any(each.room for each in self.variation.arrangements)
+        block, dtype = self.port.skeleton.module(str(place)), self.port.skeleton.dtype
+        self.port.fault = fault
+        right = self.port._kept(place) == fault.keeps
+        return (
+            (cached or fault.state is None) and right and not fault.why_not(block, dtype, PREFILL)
+        )
 
     def _trial(self, fault: Fault, *, reads: bool) -> Trial:
         self.port.fault = fault
@@ -104,7 +146,7 @@ class _Tried:
         self.folder.mkdir()
         recorder = Recorder(self.folder)
         before = self.variation.before or layouts.as_it_is(self.prepared.inputs.attention_mask)
-        with threads_of(self.variation):
+        with threads_of(self.variation), console.quiet():
             self._pass((before,), Recorder(self.folder), SitePatterns("nothing", ()), reads)
             self._pass(self.variation.arrangements, recorder, self.prepared.wanted, False)
         files, layer = RunFolder(self.folder), Place.parse(self.prepared.scope.stages[-1]).layer
@@ -124,3 +166,8 @@ class _Tried:
         port = VariedPort(self.port, arrangements, pad, reads or streams)
         with progress.shown("blocks", len(prepared.scope.stages)) as bar:
             run_stages(prepared, port, recorder, wanted, bar)
+
+
+def _same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:
+    """Say whether two trials gave the very same."""
+    return left.keys() == right.keys() and all(left[n].equal(right[n]) for n in left)

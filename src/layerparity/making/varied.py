@@ -209,6 +209,8 @@ class VariedRuns:
 
         Return the run, which the next call overwrites.
         """
+        if any(each.drafts for each in variation.arrangements):
+            refuse_keeping(self.port)
         where = self.folder / "varied"
         shutil.rmtree(where, ignore_errors=True)
         where.mkdir()
@@ -277,6 +279,12 @@ def run_stages(
         streams=prepared.backend.streams,
         ahead=prepared.backend.ahead,
     ).run()
+
+
+def refuse_keeping(port: Port) -> None:
+    """Raise UserError for a port that is known to take no tokens back, before it computes."""
+    if type(port).taking_back is Port.taking_back:
+        port.taking_back("")
 
 
 @contextmanager

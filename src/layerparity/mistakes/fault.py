@@ -176,6 +176,8 @@ class Fault:
     """What a faulty block is passed."""
     state: ChangeState | None = None
     """What becomes of a request's cache when the request begins."""
+    keeps: str = ""
+    """It is one of blocks whose cache keeps this (`mistakes.requests`); empty: of any."""
     shown_by: tuple[str, ...] = ()
     """A mistake of what is kept between passes: the axes of job=invariance that show it."""
     never_loaded: tuple[str, ...] = ()

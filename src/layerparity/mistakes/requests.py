@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from layerparity.mistakes.fault import Cached, RequestState
@@ -21,33 +20,21 @@ Reads = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 Pair = tuple[torch.Tensor, torch.Tensor]
 # What attention would read, what is new of it, and whether a window was full before: what it reads.
 Change = Callable[[Pair, Pair, bool], Pair]
+# What a block's cache keeps: keys and values of all tokens, of a window, or a state in their place.
+OF_KEYS, OF_WINDOW, OF_STATE = "keys and values", "keys and values of a window", "a state"
 _PARTS = ("keys", "values")
 
 
-def keeps_keys(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-    """Return why a block keeps no key of each token; or nothing."""
-    attention = getattr(block, "self_attn", None)
-    if attention is None:
-        return "this block keeps no keys and values"
-    window = getattr(attention, "sliding_window", None)
-    return "this block keeps the keys of a window alone" if window else ""
-
-
-def keeps_window(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-    """Return why a block keeps no keys of a window; or nothing."""
-    window = getattr(getattr(block, "self_attn", None), "sliding_window", None)
-    return "" if window else "this block has no window"
-
-
-def keeps_states(block: nn.Module, dtype: torch.dtype, phase: str) -> str:
-    """Return why a block keeps no state in place of keys and values; or nothing."""
-    mixes = any(isinstance(each, nn.Conv1d) for each in block.modules())
-    return "" if mixes else "this block keeps keys, and no state"
+def kind_of(cached: Cached) -> str:
+    """Return what a block's cache keeps; empty for what is none of these."""
+    if hasattr(cached, "cumulative_length"):
+        return OF_WINDOW if cached.is_sliding else OF_KEYS
+    return OF_STATE if hasattr(cached, "recurrent_states") else ""
 
 
 def full(state: RequestState) -> bool:
     """Say whether a block's cache has a slot for each token."""
-    return hasattr(state.cached, "cumulative_length") and not state.cached.is_sliding
+    return kind_of(state.cached) == OF_KEYS
 
 
 def read_changed(state: RequestState, change: Change) -> None:
@@ -88,9 +75,10 @@ def read_otherwise(state: RequestState, reads: Reads) -> None:
     before, cached = state.before, state.cached
     if not full(state) or before is None or not getattr(before, "is_initialized", False):
         return
+    # Not the cache itself, which may hold those of a request before it.
+    held = before.keys, before.values
 
     def change(kept: Pair, new: Pair, was_full: bool) -> Pair:
-        held = before.keys, before.values
         keys, values = (
             reads(own, _fitted(other, cached), counted(cached))
             for own, other in zip(kept, held, strict=True)

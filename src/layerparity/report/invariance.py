@@ -216,9 +216,10 @@ def _causes(line: InvarianceLine) -> list[str]:
         return [
             f"{line.name}: none of {len(tried.refuted)} known mistakes of state gives these numbers"
         ]
+    others = f"; {len(tried.refuted)} others do not" if tried.refuted else ""
     return [
         f"{line.name}: shown: {each.sentence} (planted in transformers' own block, it gives these "
-        f"numbers; {len(tried.refuted)} other mistakes of state do not)"
+        f"numbers{others})"
         for each in tried.causes
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import BLOCK_SIZES, keeps_keys, read_otherwise, slots_of
+from layerparity.mistakes.requests import BLOCK_SIZES, OF_KEYS, read_otherwise, slots_of
 
 
 def _of(size: int) -> Fault:
@@ -22,7 +22,7 @@ def _of(size: int) -> Fault:
         f"the block table is that of the request before: the last block of {size} tokens is its",
         component="self_attn",
         cause="block_table_stale",
-        why_not=keeps_keys,
+        keeps=OF_KEYS,
         state=change_state,
         shown_by=("after",),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import Pair, full, keeps_keys, read_changed
+from layerparity.mistakes.requests import OF_KEYS, Pair, full, read_changed
 
 
 def change_state(state: RequestState) -> None:
@@ -29,7 +29,7 @@ STATE = Fault(
     "keys and values are read from the cache by the scale of the block before",
     component="self_attn",
     cause="cache_scale_of_another_layer",
-    why_not=keeps_keys,
+    keeps=OF_KEYS,
     state=change_state,
     shown_by=("cache", "chunk"),
 )

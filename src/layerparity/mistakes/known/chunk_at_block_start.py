@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import BLOCK_SIZES, keeps_keys, written_elsewhere
+from layerparity.mistakes.requests import BLOCK_SIZES, OF_KEYS, written_elsewhere
 
 
 def _of(size: int) -> Fault:
@@ -22,7 +22,7 @@ def _of(size: int) -> Fault:
         f"a chunk that begins within a block of {size} slots is written from its first slot",
         component="self_attn",
         cause="chunk_at_block_start",
-        why_not=keeps_keys,
+        keeps=OF_KEYS,
         state=change_state,
         shown_by=("chunk", "draft"),
     )

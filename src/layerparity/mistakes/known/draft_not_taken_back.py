@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from layerparity.mistakes.fault import Fault, RequestState, everywhere
+from layerparity.mistakes.fault import Fault, RequestState
 
 
 def change_state(state: RequestState) -> None:
@@ -15,7 +15,6 @@ STATE = Fault(
     "what was guessed wrong is not taken back: its keys, values or states stay in the cache",
     component="",
     cause="draft_not_taken_back",
-    why_not=everywhere,
     state=change_state,
     shown_by=("draft",),
 )

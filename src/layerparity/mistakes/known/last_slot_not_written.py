@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import Pair, full, keeps_keys, read_changed
+from layerparity.mistakes.requests import OF_KEYS, Pair, full, read_changed
 
 
 def change_state(state: RequestState) -> None:
@@ -23,7 +23,7 @@ STATE = Fault(
     "the cache is full one token early: its last slot is never written",
     component="self_attn",
     cause="last_slot_not_written",
-    why_not=keeps_keys,
+    keeps=OF_KEYS,
     state=change_state,
     shown_by=("cache", "chunk"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import counted, keeps_keys, read_otherwise, slots_of
+from layerparity.mistakes.requests import OF_KEYS, counted, read_otherwise, slots_of
 
 
 def change_state(state: RequestState) -> None:
@@ -25,7 +25,7 @@ STATE = Fault(
     "the cache's length is not reset: a request is written behind the one before it",
     component="self_attn",
     cause="length_not_reset",
-    why_not=keeps_keys,
+    keeps=OF_KEYS,
     state=change_state,
     shown_by=("after",),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import keeps_keys, written_elsewhere
+from layerparity.mistakes.requests import OF_KEYS, written_elsewhere
 
 
 def change_state(state: RequestState) -> None:
@@ -22,7 +22,7 @@ STATE = Fault(
     "the cache's length is reset by each pass: a chunk is written over the one before it",
     component="self_attn",
     cause="length_reset_by_chunk",
-    why_not=keeps_keys,
+    keeps=OF_KEYS,
     state=change_state,
     shown_by=("chunk", "draft"),
 )

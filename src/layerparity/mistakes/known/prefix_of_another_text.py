@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import BLOCK_SIZES, keeps_keys, read_otherwise, slots_of
+from layerparity.mistakes.requests import BLOCK_SIZES, OF_KEYS, read_otherwise, slots_of
 
 
 def _of(size: int) -> Fault:
@@ -23,7 +23,7 @@ def _of(size: int) -> Fault:
         f"the prefix cache hits another text: the first {size} tokens are the request before's",
         component="self_attn",
         cause="prefix_of_another_text",
-        why_not=keeps_keys,
+        keeps=OF_KEYS,
         state=change_state,
         shown_by=("after",),
     )

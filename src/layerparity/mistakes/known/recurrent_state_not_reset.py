@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import keeps_states, states_left
+from layerparity.mistakes.requests import OF_STATE, states_left
 
 
 def change_state(state: RequestState) -> None:
@@ -16,7 +16,7 @@ STATE = Fault(
     "the recurrent state is not reset: a request begins with what the one before left",
     component="",
     cause="recurrent_state_not_reset",
-    why_not=keeps_states,
+    keeps=OF_STATE,
     state=change_state,
     shown_by=("after",),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import keeps_states, states_not_taken_back
+from layerparity.mistakes.requests import OF_STATE, states_not_taken_back
 
 
 def change_state(state: RequestState) -> None:
@@ -16,7 +16,7 @@ STATE = Fault(
     "the recurrent state is not taken back after tokens that were guessed wrong",
     component="",
     cause="recurrent_state_not_taken_back",
-    why_not=keeps_states,
+    keeps=OF_STATE,
     state=change_state,
     shown_by=("draft",),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import Pair, keeps_window, read_changed
+from layerparity.mistakes.requests import OF_WINDOW, Pair, read_changed
 
 
 def change_state(state: RequestState) -> None:
@@ -27,7 +27,7 @@ STATE = Fault(
     "the ring of a window is overwritten one token early: the oldest key is the newest one",
     component="self_attn",
     cause="ring_one_early",
-    why_not=keeps_window,
+    keeps=OF_WINDOW,
     state=change_state,
     shown_by=("chunk",),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from layerparity.mistakes.fault import Fault, RequestState
-from layerparity.mistakes.requests import Pair, full, keeps_keys, read_changed
+from layerparity.mistakes.requests import OF_KEYS, Pair, full, read_changed
 
 
 def change_state(state: RequestState) -> None:
@@ -21,7 +21,7 @@ STATE = Fault(
     "each sequence of a batch reads the slots of the one before it",
     component="self_attn",
     cause="slots_of_another_sequence",
-    why_not=keeps_keys,
+    keeps=OF_KEYS,
     state=change_state,
     shown_by=("cache", "chunk"),
 )

@@ -7,9 +7,9 @@ import torch
 from layerparity.mistakes.fault import Fault, RequestState
 from layerparity.mistakes.requests import (
     BLOCK_SIZES,
+    OF_KEYS,
     Pair,
     full,
-    keeps_keys,
     read_changed,
     slots_of,
 )
@@ -34,7 +34,7 @@ def _of(size: int) -> Fault:
         f"the slot mapping is off by one block: what is cached is written {size} slots too far",
         component="self_attn",
         cause="slots_off_by_block",
-        why_not=keeps_keys,
+        keeps=OF_KEYS,
         state=change_state,
         shown_by=("cache", "chunk", "after"),
     )

@@ -66,6 +66,7 @@ class PlantedPort(HfPort):
         self.fault = self._choose()
         self._surgeries: dict[str, Surgery] = {}
         self._reasons: dict[tuple[str, Place], str] = {}
+        self._empty: HfCache | None = None
         self.forget_requests()
 
     def forget_requests(self) -> None:
@@ -246,10 +247,24 @@ class PlantedPort(HfPort):
             wanted, stored = self.fault.quantised, self.assets.checkpoint.unpacked.kinds
             if wanted and not stored & set(wanted):
                 reasons = [f"the checkpoint holds no weights in {', '.join(wanted)}"]
+            kept = self._kept(place)
+            if kept != self.fault.keeps:
+                reasons = [
+                    f"it is one of {self.fault.keeps}, and this block keeps {kept or 'none'}"
+                ]
             if not self.fault.fits_inputs(self._inputs(str(place)).values()):
                 reasons = ["the checkpoint stores no scale of what this stage's weights multiply"]
             self._reasons[self.fault.id, place] = "" if "" in reasons else reasons[0]
         return self._reasons[self.fault.id, place]
+
+    def _kept(self, place: Place) -> str:
+        """Return what a block's cache keeps, where the fault is one of that."""
+        from layerparity.mistakes.requests import kind_of
+
+        if not self.fault.keeps or place.layer is None:
+            return self.fault.keeps
+        self._empty = self._empty or super().new_cache(1, 2)
+        return kind_of(self._empty.layer(place.layer))
 
 
 class FaultPort(PlantedPort):

@@ -136,7 +136,7 @@ def _put(owner: MutableMapping[Any, Any], name: object, value: object) -> None:
     """Put a copy back, a tensor in place: graphs hold its address."""
     import torch
 
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and owner[name].shape == value.shape:
         owner[name].copy_(value)
     elif isinstance(value, dict):
         for key, each in value.items():

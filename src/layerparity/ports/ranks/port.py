@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +172,13 @@ class RanksPort(Port):
         """Have every rank make its cache; what is returned stands for all of them."""
         self.group.call("new_cache", batch=batch, max_tokens=max_tokens)
         return True
+
+    def taking_back(self, stage: str) -> Callable[[], None]:
+        """Refuse: no rank can be told."""
+        raise UserError(
+            "Ranks in processes of their own take no tokens back from their caches",
+            "leave job.draft out.",
+        )
 
     def release(self, stage: str) -> None:
         """Have every rank forget a stage."""

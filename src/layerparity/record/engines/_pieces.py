@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import torch
 
 _CURE = (
-    "record one prompt, or one batch, from its first token on (passes=range(...)), without prefix "
-    "caching, speculation or recomputed requests"
+    "record one prompt, or one batch, from its first token on (passes=range(...)), without "
+    "speculation or recomputed requests"
 )
 _APART = (
     "give the call cu_seqlens or query_start_loc, or switch chunked prefill and prefix caching off."
@@ -49,7 +49,7 @@ def goes_on(folder: Path, passes: Sequence[DumpedPass]) -> bool:
     if any(row and min(row) > 0 for row in first.positions):
         raise UserError(
             f"{folder} begins behind position 0: what stands before was cached",
-            f"switch prefix caching off, and {_CURE}.",
+            "record the request that it was cached by, too, or switch prefix caching off.",
         )
     for each in others:
         begun = any(row and min(row) > 0 for row in each.positions)
@@ -66,39 +66,88 @@ def goes_on(folder: Path, passes: Sequence[DumpedPass]) -> bool:
 
 def sequences_of(
     folder: Path, passes: Sequence[DumpedPass], heads: Mapping[str, int], ranks: int
-) -> list[ServedRequest]:
-    """Return the sequences in the order in which they begin: a prompt's pieces, and its steps.
+) -> tuple[list[ServedRequest], list[str]]:
+    """Return the sequences in the order in which they begin, and notes on them.
 
-    ``heads`` are numbers of rows that logits have, by file. Raises UserError where a piece is
-    missing, or computed twice, and where it may be of another sequence.
+    Each is a prompt's pieces, and its steps. One that begins where an earlier one had passed has
+    been given what that left in a prefix cache: its tokens before are the other's. ``heads`` are
+    numbers of rows that logits have, by file. Raises UserError where a piece is missing, and where
+    it may be of another sequence.
     """
     found: list[list[ServedChunk]] = []
+    begun: list[int] = []
+    notes = []
+    ids: dict[Path, list[int]] = {}
+    # A pass that was left out may have held what seems to have been cached.
+    complete = [int(each.file.split("-")[1]) for each in passes] == [*range(len(passes))]
     for each in passes:
         ends = [own[-1].position + own[-1].tokens for own in found]
-        rows = _rows(f"{folder}: {each.file}", each, ends, heads.get(each.file))
+        where = f"{folder}: {each.file}"
+        rows = _rows(where, each, ends, heads.get(each.file), cached=complete)
         names, positions = tuple(str(n) for n, _ in rows), tuple(chain(*each.positions))
-        prefill = each.phase == PREFILL
-        of = ModelPass(Path(each.file), prefill, names, positions, range(ranks), frozenset())
+        prefill, file = each.phase == PREFILL, Path(each.file)
+        of = ModelPass(file, prefill, names, positions, range(ranks), frozenset())
+        ids[file] = [*chain(*each.ids)]
         at = 0
         for place, (number, row) in enumerate(rows):
-            found += [[]] if number == len(found) else []
+            if number == len(found):
+                given, other = _cached(where, found, ids, row[0])
+                found.append(given)
+                begun.append(len(given))
+                notes += [
+                    f"sequence {number} begins at position {row[0]}: what stands before was cached "
+                    f"by sequence {other}, whose values are taken"
+                ][: row[0]]
             found[number].append(ServedChunk(of, place, at, len(row), row[0]))
             at += len(row)
-    return [_sequence(str(number), own) for number, own in enumerate(found)]
+    pairs = enumerate(zip(found, begun, strict=True))
+    return [_sequence(str(number), own, given) for number, (own, given) in pairs], notes
 
 
-def _sequence(name: str, chunks: Sequence[ServedChunk]) -> ServedRequest:
-    """Return a sequence; a last piece of one token is the same as a decode step."""
-    last = max((n for n, each in enumerate(chunks) if each.tokens > 1), default=0) + 1
+def _cached(
+    where: str, found: Sequence[Sequence[ServedChunk]], ids: Mapping[Path, list[int]], tokens: int
+) -> tuple[list[ServedChunk], int]:
+    """Return the chunks of an earlier sequence that hold so many first tokens, and its number.
+
+    Raises UserError where several hold as many, of different ids.
+    """
+    if not tokens:
+        return [], -1
+    held: dict[tuple[int, ...], tuple[list[ServedChunk], int]] = {}
+    for number, chunks in enumerate(found):
+        own, left = [], tokens
+        for chunk in chunks:
+            own += [chunk._replace(tokens=min(chunk.tokens, left))] if left > 0 else []
+            left -= chunk.tokens
+        if left <= 0:
+            parts = (ids[e.of.folder][e.first : e.first + e.tokens] for e in own)
+            held.setdefault(tuple(chain(*parts)), (own, number))
+    if len(held) > 1:
+        raise UserError(
+            f"{where} begins at position {tokens}, which {len(held)} sequences of other tokens had "
+            "passed: which of them was cached is not known",
+            "record fewer prompts, or switch prefix caching off.",
+        )
+    return next(iter(held.values()))
+
+
+def _sequence(name: str, chunks: Sequence[ServedChunk], cached: int) -> ServedRequest:
+    """Return a sequence; a last piece of one token is the same as a decode step.
+
+    Behind ``cached`` pieces of another one it computed a piece of its own, however short.
+    """
+    last = max((n for n, each in enumerate(chunks) if each.tokens > 1), default=0)
+    last = max(last, cached) + 1
     return ServedRequest(name, tuple(chunks[:last]), tuple(chunks[last:]))
 
 
 def _rows(
-    where: str, each: DumpedPass, ends: Sequence[int], logits: int | None
+    where: str, each: DumpedPass, ends: Sequence[int], logits: int | None, *, cached: bool
 ) -> list[tuple[int, list[int]]]:
     """Return the positions of each sequence in a pass, with its number. Raises UserError.
 
-    ``ends`` say how many tokens each had before it.
+    ``ends`` say how many tokens each had before it. One may begin where another one had passed, if
+    what it left may be ``cached``.
     """
     rows: dict[int, list[int]] = {}
     starts, new = Counter(row[0] for row in each.positions if row), len(ends)
@@ -119,15 +168,10 @@ def _rows(
         elif not here and before is not None and rows[before][-1] + 1 == at:
             rows[before] += row
             continue
+        elif not here and cached and each.phase == PREFILL and at < max(ends, default=0):
+            here, new = [new], new + 1
         if not here:
-            told = "a piece is missing"
-            if at < max(ends):
-                told = "what stands there was computed twice, or cached"
-            held = ", ".join(map(str, sorted({*ends})))
-            raise UserError(
-                f"{where} goes on at position {at}, and those before it ended at {held}: {told}",
-                f"{_CURE}.",
-            )
+            raise _unknown(where, at, ends)
         rows[here[0]] = list(row)
     refuse_hidden(where, len(rows), sum(map(len, rows.values())), logits)
     left = [end for n, end in enumerate(ends) if n not in rows] if logits != len(rows) else []
@@ -139,6 +183,18 @@ def _rows(
                 _APART,
             )
     return list(rows.items())
+
+
+def _unknown(where: str, at: int, ends: Sequence[int]) -> UserError:
+    """Return the error of a piece at a position where no sequence stood."""
+    told = "a piece is missing"
+    if at < max(ends):
+        told = "what stands there was computed twice, or cached"
+    held = ", ".join(map(str, sorted({*ends})))
+    return UserError(
+        f"{where} goes on at position {at}, and those before it ended at {held}: {told}",
+        f"{_CURE}.",
+    )
 
 
 def refuse_hidden(where: str, sequences: int, tokens: int, logits: int | None) -> None:
@@ -184,7 +240,10 @@ class PassFiles(RequestFiles):
 
 
 def joined(
-    captures: Captures, passes: Sequence[DumpedPass], requests: Sequence[ServedRequest]
+    captures: Captures,
+    passes: Sequence[DumpedPass],
+    requests: Sequence[ServedRequest],
+    notes: Sequence[str] = (),
 ) -> Captures:
     """Return captures with a row for each sequence, of which step N is pass N in ``captures``."""
     held: dict[Site, dict[Path, SiteFiles]] = {}
@@ -205,5 +264,5 @@ def joined(
         parts=parts,
         on_the_right=True,
         rows=tuple(each.tokens for each in requests),
-        notes=(*captures.notes, note),
+        notes=(*captures.notes, note, *notes),
     )

@@ -80,9 +80,8 @@ def read(given: Given) -> Captures:
     also = tuple(given.folder / description_of(rank) for rank in range(len(dumps)))
     said = _splits(captures, dumps[0], also[0])
     if not whole:
-        captures = joined(
-            captures, passes, sequences_of(given.folder, passes, heads, captures.ranks)
-        )
+        requests, told = sequences_of(given.folder, passes, heads, captures.ranks)
+        captures = joined(captures, passes, requests, told)
     elif rows is not None:
         where = f"{given.folder}: {passes[0].file}"
         refuse_hidden(where, len(rows), sum(rows), heads.get(passes[0].file))
