@@ -168,6 +168,28 @@ def conclusion(verdict: Verdict) -> str:
     return answer.where if answer else ""
 
 
+def test_each_arrangement_of_a_right_model_holds_the_floor(ran: Ran, store: Path) -> None:
+    """Requests before, batches, padding and caches; what its models cannot do is left out."""
+    words = ("job=invariance", "generate.max_new_tokens=0", "capture=default", "job.after=[4,12]")
+    axes = "job.axes=[repeat,after,batch,padding,cache,bucket]"
+    ended = ran("llama", "float32", *words, axes, cls=LLAMA)
+    assert ended.exit == 0, ended.out + ended.err
+    run = next(iter(open_store(TrackingConfig(folder=str(store))).runs(kind="invariance")))
+    record = json.loads(run.file("invariance.json").read_text())
+    assert not record["left_out"]
+    assert {each["axis"] for each in record["variations"]} == {
+        *("repeat", "after", "batch", "padding", "cache", "bucket")
+    }
+    for asked, words_of_it in (
+        ("job.chunk=[6]", "NxdiPort computes a prompt at once: one token goes on behind it"),
+        ("job.draft=[2]", "Ranks in processes of their own take no tokens back"),
+        ("job.after=[40]", "NxDI's models were built for 12 tokens of a sequence"),
+    ):
+        refused = ran("llama", "float32", *words[:3], asked, cls=LLAMA)
+        assert refused.exit == 2
+        assert words_of_it in refused.err
+
+
 def wrong(mistake: str) -> str:
     return f"port.neuron_config={{mistake: {mistake}}}"
 

@@ -109,6 +109,8 @@ def test_what_a_rank_refuses_is_said_as_it_says_it() -> None:
         with pytest.raises(UserError, match=r"rank 1 refuses: ask another\."):
             group.call("load", stage="refuse")
         assert group._connections == []
+        with pytest.raises(UserError, match="ended when one of them failed before"):
+            group.call("load", stage="another")
 
 
 def test_what_cannot_be_prepared_is_refused_before_ranks_are_there() -> None:

@@ -21,6 +21,8 @@ from layerparity.ports.vllm_neuron.library import model_class
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.report.answer import answer_of
 from layerparity.report.reasons import reason
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking.opening import open_store
 
 Ran = Callable[..., Ended]
 Judged = Callable[..., Verdict]
@@ -90,6 +92,26 @@ def judged(ran: Ran, store: Path, concluded: Callable[[Path, str, str], Verdict]
         return concluded(store, f"{model}-{dtype}", "sharded")
 
     return judge
+
+
+@pytest.mark.parametrize(
+    ("mistake", "axes", "failing"),
+    [("", "", []), ("metadata_of_the_request_before", "job.after=[40]", ["after 40 cached"])],
+)
+def test_what_one_request_leaves_for_the_next(
+    ran: Ran, store: Path, mistake: str, axes: str, failing: list[str]
+) -> None:
+    """A right model holds the floor in each arrangement; slots of a longer request do not."""
+    words = ("job=invariance", "generate.max_new_tokens=0", "capture=default")
+    ended = ran("llama", "float32", *words, *filter(None, (axes, mistake and wrong(mistake))))
+    assert ended.exit == (1 if failing else 0), ended.out + ended.err
+    run = next(iter(open_store(TrackingConfig(folder=str(store))).runs(kind="invariance")))
+    record = json.loads(run.file("invariance.json").read_text())
+    lines = {f"{e['axis']} {e['size']} {e['detail']}".strip(): e for e in record["variations"]}
+    assert [name for name, each in lines.items() if each["failing"]] == failing
+    if not axes:
+        assert {*record["left_out"]} == {"chunk", "draft", "threads"}
+        assert {"after 24 cached", "batch 4 last", "padding 8 right", "bucket 32"} <= {*lines}
 
 
 def wrong(mistake: str) -> str:

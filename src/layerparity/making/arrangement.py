@@ -167,6 +167,13 @@ def in_chunks(mask: torch.Tensor, size: int) -> Arrangement:
     return replace(as_it_is(mask), bounds=(*range(0, tokens, size), tokens), room=tokens)
 
 
+def in_steps(mask: torch.Tensor, steps: int, room: int) -> Arrangement:
+    """Return the run's arrangement in a cache of ``room`` tokens, the last ``steps`` one by one."""
+    tokens = int(mask.shape[1])
+    bounds = (0, *range(tokens - steps, tokens + 1))
+    return replace(as_it_is(mask), bounds=bounds, room=room)
+
+
 def with_draft(mask: torch.Tensor, size: int) -> Arrangement:
     """Return the run's arrangement, with a draft of another text's ``size`` tokens in its middle.
 

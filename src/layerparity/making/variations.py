@@ -19,8 +19,9 @@ from layerparity.ports.opening import open_backend
 if TYPE_CHECKING:
     from layerparity.making.prepare import Prepared
 
-# Through a cache of its own.
+# Through a cache of its own, the last tokens one by one.
 CACHED = "cached"
+_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -110,17 +111,19 @@ class Axes:
             yield Variation("cache", size, (own,))
 
     def after(self, sizes: Sequence[int]) -> Iterator[Variation]:
-        """Yield the run after another request of so many tokens, without and with a cache."""
+        """Yield the run after another request of so many tokens, without a cache and with one."""
         tokens = int(self.mask.shape[1])
         self._refuse_alike("another text before it")
         usual = (tokens // 2, tokens, 2 * tokens)
         for size in sizes or [each for each in usual if each <= self.context]:
             self.refuse_long("after", size, size)
             self.refuse_large(int(self.mask.shape[0]), size, "job.after")
-            for detail, room in (("", 0), (CACHED, max(size, tokens))):
-                before = replace(layouts.another(self.mask, size), room=room)
-                own = replace(layouts.as_it_is(self.mask), room=room)
-                yield Variation("after", size, (own,), detail, before=before)
+            other = layouts.another(self.mask, size)
+            yield Variation("after", size, (layouts.as_it_is(self.mask),), before=other)
+            room = max(size, tokens)
+            # Some engines read what is cached in single steps alone.
+            own = layouts.in_steps(self.mask, min(_STEPS, tokens - 1), room)
+            yield Variation("after", size, (own,), CACHED, before=replace(other, room=room))
 
     def draft(self, sizes: Sequence[int]) -> Iterator[Variation]:
         """Yield prefills that guess so many tokens wrong in the middle, and take them back."""

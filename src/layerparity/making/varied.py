@@ -25,6 +25,7 @@ from layerparity.making.prepare import Prepared
 from layerparity.making.request.inputs import pad_of
 from layerparity.making.variations import Variation
 from layerparity.ports.base import Call, Observed, Port
+from layerparity.ports.ranks.port import RanksPort
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest, SitePatterns
 from layerparity.record.ranks import RankRecord
@@ -283,7 +284,7 @@ def run_stages(
 
 def refuse_keeping(port: Port) -> None:
     """Raise UserError for a port that is known to take no tokens back, before it computes."""
-    if type(port).taking_back is Port.taking_back:
+    if type(port).taking_back in (Port.taking_back, RanksPort.taking_back):
         port.taking_back("")
 
 

@@ -18,6 +18,7 @@ class SplitPort(RanksPort):
     side = "layerparity.ports.known._hf_rank.HfRank"
     maps_devices = True
     splits_experts = True
+    takes_pieces = True
 
     @classmethod
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:

@@ -14,7 +14,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded, text_digest
 from layerparity.ground.named_model import refuse_missing
 from layerparity.machine.neuron import NEURON, neuron_devices
-from layerparity.ports.base import Assets
+from layerparity.ports.base import Assets, Call
 from layerparity.ports.nxdi import CPU_MODE
 from layerparity.ports.ranks.port import RanksPort, ranks_text, refuse_elsewhere
 from layerparity.settings.config import Config
@@ -121,6 +121,25 @@ class NxdiPort(RanksPort):
             self.side = _COMPILED
             keys["compiled"] = _asked_of(assets.config, self.sources(keys))
         super().__init__(assets, **keys)
+        self._compiled = _compiles(assets.config)
+        # Tokens of a sequence in the pass that was begun last, and that stages were built for.
+        self._begun = self._fits = 0
+
+    def begin(self, call: Call) -> None:
+        """Have every rank prepare a pass. Raises UserError for more tokens than a model has."""
+        self._begun = int(call.attention_mask.shape[1])
+        if self._fits and self._begun > self._fits and (self._compiled or call.cache is not None):
+            raise UserError(
+                f"NxDI's models were built for {self._fits} tokens of a sequence, and this pass "
+                f"has {self._begun}",
+                "use smaller sizes (job.after=, job.padding=, job.bucket=).",
+            )
+        super().begin(call)
+
+    def load(self, stage: str) -> dict[str, str]:
+        """Have every rank build a stage for the pass that was begun, and load its part."""
+        self._fits = max(self._fits, self._begun)
+        return super().load(stage)
 
     @classmethod
     def where(cls, config: Config) -> str:

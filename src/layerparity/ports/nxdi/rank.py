@@ -170,6 +170,9 @@ class NxdiRank(RankSide):
 
     def begin(self, call: Call) -> None:
         """Prepare a pass: NxDI pads on the right, so rows are turned until they begin."""
+        if not call.cache:
+            # A former request's was one of its own.
+            self._room = 0
         window = min(self.described.window, self._room)
         self._pass = pass_of(call, window)
         if self._pass.prefill:

@@ -113,6 +113,11 @@ class RankGroup:
 
         Raises UserError with what the first rank that failed says; the group is closed then.
         """
+        if not self._connections:
+            raise UserError(
+                f"The {self.count} rank processes ended when one of them failed before",
+                "run again without what failed.",
+            )
         try:
             return self._called(method, tensors or {}, header)
         except BaseException:

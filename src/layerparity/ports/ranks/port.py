@@ -36,6 +36,8 @@ class RanksPort(Port):
 
     # Dotted path of the class that each rank is.
     side: str
+    # Whether several tokens go on behind cached ones.
+    takes_pieces = False
 
     def __init__(self, assets: Assets, **keys: Any) -> None:
         self.assets, self.keys = assets, keys
@@ -109,7 +111,12 @@ class RanksPort(Port):
         return prints_of(self.group.call("held", stage=stage), self.assets, self.ranks)
 
     def begin(self, call: Call) -> None:
-        """Have every rank prepare a pass."""
+        """Have every rank prepare a pass. Raises UserError for a piece of a prompt."""
+        if not self.takes_pieces and 1 < call.tokens < call.attention_mask.shape[1]:
+            raise UserError(
+                f"{type(self).__name__} computes a prompt at once: one token goes on behind it",
+                "use 'job.chunk=[1]', or leave job.chunk out.",
+            )
         tensors = {"attention_mask": call.attention_mask, "position_ids": call.position_ids}
         self.group.call("begin", tensors, cache=call.cache is not None)
 

@@ -6,7 +6,7 @@ blocks of requests lie between each other's, the last ones first, so that the ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -51,14 +51,21 @@ class Pages:
         block = self.tables()[request, places // self.size].long()
         return block * self.size + places % self.size
 
-    def cache(self, spec: LayerSpec) -> list[torch.Tensor]:
+    def cache(self, spec: LayerSpec, before: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
         """Return a layer's keys and values, [block, KV head, token in block, channel] each.
 
-        They are what former requests have left: numbers that no request may read.
+        They are what former requests have left, in the blocks that there were ``before``, and
+        elsewhere numbers that no request may read.
         """
+        count = 1 + self.requests * self.blocks
+        if before and len(before[0]) >= count:
+            return [*before]
         maker = torch.Generator().manual_seed(1)
-        shape = (1 + self.requests * self.blocks, spec.num_kv_heads, self.size, spec.head_size)
-        return [torch.randn(shape, generator=maker).to(spec.dtype) for _ in range(2)]
+        shape = (count, spec.num_kv_heads, self.size, spec.head_size)
+        made = [torch.randn(shape, generator=maker).to(spec.dtype) for _ in range(2)]
+        for new, old in zip(made, before, strict=False):
+            new[: len(old)] = old
+        return made
 
 
 @dataclass(frozen=True)
@@ -113,8 +120,8 @@ def passes_of(call: Call, pages: Pages, ranks: int) -> Iterator[TokenPass]:
         return
     for row, count in enumerate(seen.tolist()):
         tokens = max(padded(count, ranks), 2 * ranks)
-        # Rows are padded on the left: a request begins with its first real token.
-        columns = torch.arange(call.tokens - count, call.tokens)
+        # A request begins with its first real token, on whichever side it is padded.
+        columns = mask[row].nonzero().flatten()
         rows, places = torch.full_like(columns, row), positions[row, columns]
         behind = (0, tokens - count)
         yield TokenPass(

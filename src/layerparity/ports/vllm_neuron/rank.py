@@ -53,6 +53,7 @@ class VllmNeuronRank(RankSide):
         self.loader = StageLoader(assets, cls, neuron, self.dtype)
         self._stages: dict[str, LoadedStage] = {}
         self._modules: dict[str, nn.Module] = {}
+        self._caches: dict[str, dict[str, list[torch.Tensor]]] = {}
         self._room = 0
         self._pages = Pages(1, 1, block_size)
         self._call: Call | None = None
@@ -91,12 +92,24 @@ class VllmNeuronRank(RankSide):
         self._call = call
         tokens = max(self._room, call.attention_mask.shape[1])
         self._pages = Pages.holding(call.batch, tokens, self.block_size)
+        for stage in self._stages:
+            self._bind(stage)
+
+    def _bind(self, stage: str) -> None:
+        """Bind a cache with room for the pass, which holds what was cached before."""
+        model, held = self._stages[stage].model, self._caches[stage]
+        specs = model.get_kv_spec().layers
+        caches = {each.name: self._pages.cache(each, held.get(each.name, ())) for each in specs}
+        grown = any(caches[name][0] is not each[0] for name, each in held.items())
+        if grown or not held:
+            model.bind_kv_cache(caches)
+            self._caches[stage] = caches
 
     def load(self, stage: str) -> dict[str, str]:
         """Build a model of the stage alone and let it load this rank's share; bind its cache."""
         made = self._stages[stage] = self.loader.load(stage)
-        specs = made.model.get_kv_spec().layers
-        made.model.bind_kv_cache({each.name: self._pages.cache(each) for each in specs})
+        self._caches[stage] = {}
+        self._bind(stage)
         self._modules[stage] = self.loader.place(stage, made.model)
         return made.weights.used
 
@@ -111,6 +124,7 @@ class VllmNeuronRank(RankSide):
         """Forget a stage's model, and its cache."""
         self._stages.pop(stage, None)
         self._modules.pop(stage, None)
+        self._caches.pop(stage, None)
 
     def run(self, stage: str, given: torch.Tensor) -> RankObserved:
         """Run one stage on [batch, token, channel], or ids int64 [batch, token]."""
