@@ -49,7 +49,7 @@ OWN = ("job=invariance", "backend=gpu", "device_map=cpu", "inputs=prompt", "thre
 # One side in float32 is judged, and no component alone.
 FLOORS = ("reference.dtypes=[float32]", "reference.components=false")
 # Where known mistakes of state change anything, and none of them does so as these do.
-TRIED = {"PaddingAttended", "CacheLost", "CacheLong"}
+TRIED = {"PaddingAttended", "CacheLost", "CacheLong", "Leftover"}
 # Two sequences of 5 and 3 tokens, padded on the left.
 MASK = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]])
 MISTAKES = '''

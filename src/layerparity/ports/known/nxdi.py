@@ -122,8 +122,9 @@ class NxdiPort(RanksPort):
             keys["compiled"] = _asked_of(assets.config, self.sources(keys))
         super().__init__(assets, **keys)
         self._compiled = _compiles(assets.config)
-        # Tokens of a sequence in the pass that was begun last, and that stages were built for.
-        self._begun = self._fits = 0
+        # Tokens of a sequence in the pass and the cache that were begun last, and that stages were
+        # built for.
+        self._begun = self._room = self._fits = 0
 
     def begin(self, call: Call) -> None:
         """Have every rank prepare a pass. Raises UserError for more tokens than a model has."""
@@ -138,8 +139,13 @@ class NxdiPort(RanksPort):
 
     def load(self, stage: str) -> dict[str, str]:
         """Have every rank build a stage for the pass that was begun, and load its part."""
-        self._fits = max(self._fits, self._begun)
+        self._fits = max(self._fits, self._begun, self._room)
         return super().load(stage)
+
+    def new_cache(self, batch: int, max_tokens: int) -> Any:
+        """Have every rank make its cache; what is returned stands for all of them."""
+        self._room = max_tokens
+        return super().new_cache(batch, max_tokens)
 
     @classmethod
     def where(cls, config: Config) -> str:
