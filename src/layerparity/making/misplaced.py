@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import EMBEDDING, NORM, Place, Site
 from layerparity.ground.numeral import numeral
-from layerparity.mistakes.values import best_factor
 
 if TYPE_CHECKING:
     import torch
@@ -69,6 +68,8 @@ def _behind_table(tensors: Mapping[Site, torch.Tensor]) -> str:
 
     Most engines that do so multiply it by one number.
     """
+    from layerparity.mistakes.values import best_factor
+
     table, first = Site(EMBEDDING, "out"), Place(0).site("in")
     if table not in tensors or first not in tensors:
         return ""
