@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import Ended
 
+from layerparity.judge.cached import cached_apart, holds_all, in_words
 from layerparity.mistakes.catalogue import catalogue, mistakes_of_state, of_state
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.opening import open_store
@@ -79,6 +80,17 @@ PLANTED = [
         0,
     ),
 ]
+# What the block's cache holds at the end, by the mistake; of the others no more is asked.
+CACHED = {
+    "length_reset_by_chunk": "is wrong: the keys of tokens 0 to 39",
+    "chunk_at_block_start": "is wrong: the keys of tokens 16 to ",
+    "positions_not_reset": "is wrong: the keys of tokens ",
+    "recurrent_state_not_taken_back": "is wrong: the recurrent states 0",
+    "prefix_of_another_text": "is right at the end: it is read, masked or placed wrongly",
+    "last_slot_not_written": "is wrong: the keys of token 39, which are zeros",
+}
+
+
 # A text that is shorter than a block of slots begins all its chunks in that one.
 ALIKE = {"length_reset_by_chunk": ["chunk_at_block_start"]}
 
@@ -141,6 +153,34 @@ def test_a_planted_mistake_of_state_is_named(
     assert f"{axis} {detail}: {site}, token {token}: error is" in ended.out
     assert {*line["causes"]} == {name, *ALIKE.get(name, ())}, ended.out
     assert f"{axis} {detail}: shown: " in ended.out
+    block = site.rpartition(".")[0]
+    if name in CACHED:
+        assert line["cached"].startswith(f"what {block} has cached {CACHED[name]}")
+
+
+def test_rows_of_a_cache_that_are_others_are_named_by_token_and_head() -> None:
+    maker = torch.Generator().manual_seed(0)
+    right = {name: torch.randn(2, 6, 3, 8, generator=maker) for name in ("keys", "values")}
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
+    held = {name: each + 1e-4 for name, each in right.items()}
+    assert in_words(cached_apart(held, right, mask), "layers.3") == (
+        "what layers.3 has cached is right at the end: "
+        "it is read, masked or placed wrongly, or was written too late"
+    )
+    # What a window or a state has forgotten may have been wrong.
+    assert holds_all(held, mask) and not holds_all({"keys": held["keys"][:, 2:]}, mask)
+    assert not holds_all({"recurrent states 0": torch.ones(2, 4)}, mask)
+    assert not in_words([], "layers.3", whole=False)
+    # Padding counts for nothing.
+    held["keys"][1, 0], held["values"][1, 4:] = 9.0, 0.0
+    held["keys"][0, 2:5, 1] = right["keys"][0, 1:4, 1]
+    assert in_words(cached_apart(held, right, mask), "layers.3") == (
+        "what layers.3 has cached is wrong: the keys of tokens 2 to 4, heads 1; "
+        "the values of tokens 2 to 3 of sequence 1, which are zeros"
+    )
+    states = {"recurrent states 0": torch.ones(2, 4)}
+    other = {"recurrent states 0": 2 * states["recurrent states 0"]}
+    assert [each.name for each in cached_apart(other, states, mask)] == [*states]
 
 
 def test_every_known_mistake_of_state_is_planted_above() -> None:

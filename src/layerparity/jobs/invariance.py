@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from layerparity.anatomy.site import within
 from layerparity.ground import progress
 from layerparity.ground.errors import Exit, UserError, nearest
 from layerparity.machine import owner
@@ -15,6 +16,9 @@ from layerparity.settings.config import Choice, Config
 from layerparity.settings.key import key
 
 if TYPE_CHECKING:
+    import torch
+
+    from layerparity.anatomy.site import Site
     from layerparity.judge.invariance import SelfJudge
     from layerparity.making.prepare import Prepared
     from layerparity.making.variations import Variation
@@ -185,7 +189,7 @@ def _explain(
     lines: list[InvarianceLine],
 ) -> None:
     """Try known mistakes of state in the first block that leaves the floor; note which it is."""
-    from layerparity.making.state_trials import trials
+    from layerparity.making.state_trials import StateTrials
     from layerparity.report.refusals import obstacles_in_words
 
     at = next(n for n, each in enumerate(lines) if each.found.outcome is Outcome.FAIL)
@@ -194,9 +198,30 @@ def _explain(
     if row.site.layer is None:
         return
     with obstacles_in_words():
-        found = judge.replayed(varied, row.site, trials(runs, variation, row.site.layer))
+        trials = StateTrials(runs, variation, row.site.layer)
+        found = judge.replayed(varied, row.site, trials)
+        lines[at] = lines[at]._replace(cached=_cached(runs, variation, row.site, trials.cached))
     if found.shown or found.refuted:
         lines[at] = lines[at]._replace(replayed=found)
+
+
+def _cached(
+    runs: VariedRuns, variation: Variation, site: Site, right: Mapping[str, torch.Tensor]
+) -> str:
+    """Return what is said of the cache of a block that leaves the floor; nothing if none is seen.
+
+    It is held against what is ``right`` in this variation, by name.
+    """
+    from layerparity.judge.cached import cached_apart, holds_all, in_words
+
+    if not right or len(variation.arrangements) > 1 or within(site.component, "mlp"):
+        return ""
+    held = runs.cached(variation, site.place.stage)
+    if held.keys() != right.keys():
+        return ""
+    mask = runs.prepared.inputs.attention_mask
+    apart = cached_apart(held, right, mask)
+    return in_words(apart, site.place.stage, whole=holds_all(right, mask))
 
 
 def _following(config: Config, lines: Sequence[InvarianceLine]) -> str:

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,34 +54,48 @@ class TrialPort(PlantedPort):
         return _SOUND
 
 
-def trials(runs: VariedRuns, variation: Variation, layer: int) -> Iterator[Trial]:
-    """Yield what a block gives in a variation, sound, and then with each known mistake of state.
+@dataclass
+class StateTrials:
+    """What a ``layer`` gives in a variation, sound, and then with each known mistake of state.
 
     A mistake that changes nothing there is left out. All is computed on the CPU; nothing is yielded
-    where the model cannot be, which is said.
+    where the model cannot be, which is said. ``cached`` is what the sound block's cache holds at
+    the end, by name as `HfCache.rows` gives it; empty before, and without one.
     """
-    own = own_settings(runs.prepared.config)
-    kept = {key: value for key, value in own.items() if key.partition(".")[0] in _KEYS}
-    here = {"backend": "gpu", "device_map": "cpu", "kind": "candidate"}
-    try:
-        plan = plan_run(composed({**kept, **here}))
-        with open_backend.opened(plan.config) as backend:
-            scope = replace(runs.prepared.scope, stages=_needed(runs.prepared, layer))
-            prepared = replace(runs.prepared, config=plan.config, backend=backend, scope=scope)
-            wanted = SitePatterns("everything", ("*",))
-            assets = Assets(plan.checkpoint, plan.family, backend, plan.config, wanted)
-            port = TrialPort(assets, (layer,))
-            blocks = (port.skeleton.module(stage) for stage in scope.stages)
-            size = sum(stage_bytes(block, port.dtype) for block in blocks)
-            if size * _TIMES_WEIGHTS > free_host_memory():
-                console.note("known mistakes of state are not tried: this machine has no room")
-                return
-            with console.quiet():
-                port.place(scope.stages)
-            yield from _Tried(prepared, port, variation, runs.folder / "trial").all()
-    except Exception as error:
-        # What somebody else's port is judged by may fail here in any way: the verdict stands.
-        console.note(f"known mistakes of state are not tried: {error}")
+
+    runs: VariedRuns
+    variation: Variation
+    layer: int
+    cached: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+
+    def __iter__(self) -> Iterator[Trial]:
+        """Yield the trials, the sound one first."""
+        runs, layer = self.runs, self.layer
+        own = own_settings(runs.prepared.config)
+        kept = {key: value for key, value in own.items() if key.partition(".")[0] in _KEYS}
+        here = {"backend": "gpu", "device_map": "cpu", "kind": "candidate"}
+        try:
+            plan = plan_run(composed({**kept, **here}))
+            with open_backend.opened(plan.config) as backend:
+                scope = replace(runs.prepared.scope, stages=_needed(runs.prepared, layer))
+                prepared = replace(runs.prepared, config=plan.config, backend=backend, scope=scope)
+                wanted = SitePatterns("everything", ("*",))
+                assets = Assets(plan.checkpoint, plan.family, backend, plan.config, wanted)
+                port = TrialPort(assets, (layer,))
+                blocks = (port.skeleton.module(stage) for stage in scope.stages)
+                size = sum(stage_bytes(block, port.dtype) for block in blocks)
+                if size * _TIMES_WEIGHTS > free_host_memory():
+                    console.note("known mistakes of state are not tried: this machine has no room")
+                    return
+                with console.quiet():
+                    port.place(scope.stages)
+                tried = _Tried(prepared, port, self.variation, runs.folder / "trial")
+                yield tried.sound()
+                self.cached = tried.cached
+                yield from tried.faulty()
+        except Exception as error:
+            # What somebody else's port is judged by may fail here in any way: the verdict stands.
+            console.note(f"known mistakes of state are not tried: {error}")
 
 
 def _needed(prepared: Prepared, layer: int) -> tuple[str, ...]:
@@ -102,20 +116,26 @@ class _Tried:
     port: TrialPort
     variation: Variation
     folder: Path
+    cached: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+    _took: float = field(default=0.0, init=False)
+    _right: Mapping[str, torch.Tensor] = field(default_factory=dict, init=False)
 
-    def all(self) -> Iterator[Trial]:
-        """Yield the sound trial, then each mistake that changes something and breaks nothing."""
-        stage, began = self.prepared.scope.stages[-1], time.monotonic()
-        console.say(f"trying known mistakes of state in {stage}")
-        sound = self._trial(_SOUND, reads=True)
-        yield sound
-        took = max(time.monotonic() - began, 1e-3)
+    def sound(self) -> Trial:
+        """Return the trial without a mistake."""
+        began = time.monotonic()
+        console.say(f"trying known mistakes of state in {self.prepared.scope.stages[-1]}")
+        trial = self._trial(_SOUND, reads=True)
+        self._took, self._right = max(time.monotonic() - began, 1e-3), trial.tensors
+        return trial
+
+    def faulty(self) -> Iterator[Trial]:
+        """Yield each mistake that changes something and breaks nothing, while patience lasts."""
         faults = [each for each in mistakes_of_state() if self._fits(each)]
-        due = faults[: int(_PATIENCE / took)]
+        due = faults[: int(_PATIENCE / self._took)]
         if len(due) < len(faults):
             console.note(
                 f"{len(due)} of {len(faults)} known mistakes of state are tried: one takes "
-                f"{took:.0f} s, and all may take {_PATIENCE:.0f}"
+                f"{self._took:.0f} s, and all may take {_PATIENCE:.0f}"
             )
         with progress.shown("known mistakes of state", len(due)) as work:
             for fault in due:
@@ -125,7 +145,7 @@ class _Tried:
                 with suppress(Exception):
                     trial = self._trial(fault, reads=self.prepared.backend.streams)
                 work.step(fault.id)
-                if trial is not None and not _same(trial.tensors, sound.tensors):
+                if trial is not None and not _same(trial.tensors, self._right):
                     yield trial
 
     def _fits(self, fault: Fault) -> bool:
@@ -163,9 +183,10 @@ class _Tried:
     ) -> None:
         prepared, streams = self.prepared, self.prepared.backend.streams
         pad = pad_of(prepared.checkpoint.config)
-        port = VariedPort(self.port, arrangements, pad, reads or streams)
+        port = VariedPort(self.port, arrangements, pad, reads or streams, prepared.scope.stages[-1])
         with progress.shown("blocks", len(prepared.scope.stages)) as bar:
             run_stages(prepared, port, recorder, wanted, bar)
+        self.cached = port.rows
 
 
 def _same(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor]) -> bool:

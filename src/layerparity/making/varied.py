@@ -13,6 +13,7 @@ import torch
 
 from layerparity.anatomy.block import Block
 from layerparity.anatomy.family import CHOSEN_TOKENS
+from layerparity.anatomy.site import Place
 from layerparity.ground import progress
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
@@ -25,6 +26,7 @@ from layerparity.making.prepare import Prepared
 from layerparity.making.request.inputs import pad_of
 from layerparity.making.variations import Variation
 from layerparity.ports.base import Call, Observed, Port
+from layerparity.ports.observed.static_cache import HfCache
 from layerparity.ports.ranks.port import RanksPort
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest, SitePatterns
@@ -39,13 +41,20 @@ class VariedPort(Port):
 
     Outside it, values have the shape [batch, token, ...] of the run. Between stages that are
     chained, the port's own values go on, padding and strangers among them. ``pad`` is the id of
-    added padding; with ``reads`` weights are loaded anew, else they are there.
+    added padding; with ``reads`` weights are loaded anew, else they are there. What transformers'
+    cache of one ``shown`` block holds at the end is in ``rows`` (`HfCache.rows`).
     """
 
     def __init__(
-        self, port: Port, arrangements: Sequence[Arrangement], pad: int, reads: bool
+        self,
+        port: Port,
+        arrangements: Sequence[Arrangement],
+        pad: int,
+        reads: bool,
+        shown: str = "",
     ) -> None:
         self.port, self.arrangements, self.pad, self.reads = port, arrangements, pad, reads
+        self.shown, self.rows = shown, dict[str, torch.Tensor]()
         self._calls: list[list[Call]] = []
         self._last: torch.Tensor | None = None
         self._states: list[torch.Tensor] = []
@@ -106,6 +115,10 @@ class VariedPort(Port):
                 for call, part in zip(calls, arrangement.parts, strict=True)
             ]
             parts.append((arrangement, _joined(observed)))
+        last = self._calls[0][-1]
+        if stage == self.shown and isinstance(last.cache, HfCache):
+            layer = Place.parse(stage).layer
+            self.rows = {} if layer is None else last.cache.rows(layer, last)
         self._states = [each.output for _, each in parts]
         first = parts[0][1]
         output = self._put_back([(each, seen.output) for each, seen in parts])
@@ -237,6 +250,22 @@ class VariedRuns:
         """Return a variation's run where no other one is written over it."""
         return from_folder(varied.folder.rename(self.folder / "kept"))
 
+    def cached(self, variation: Variation, stage: str) -> dict[str, torch.Tensor]:
+        """Return what a block's cache holds after a variation; empty where that is not seen."""
+        nothing, where = SitePatterns("nothing", ()), self.folder / "cached"
+        where.mkdir(exist_ok=True)
+        stages = self.prepared.scope.stages
+        with progress.shown("blocks", 2 * len(stages)) as bar, threads_of(variation):
+            if variation.before is not None:
+                self._pass((variation.before,), Recorder(where), nothing, bar)
+            port = self._varied(variation.arrangements, stage)
+            run_stages(self.prepared, port, Recorder(where), nothing, bar)
+        return port.rows
+
+    def _varied(self, arrangements: Sequence[Arrangement], shown: str = "") -> VariedPort:
+        pad, streams = pad_of(self.prepared.checkpoint.config), self.prepared.backend.streams
+        return VariedPort(self.port, arrangements, pad, streams, shown)
+
     def _pass(
         self,
         arrangements: Sequence[Arrangement],
@@ -245,13 +274,7 @@ class VariedRuns:
         bar: progress.Progress,
     ) -> PassResult:
         """Run all stages in an arrangement; return what became of it, its sites recorded."""
-        port = VariedPort(
-            self.port,
-            arrangements,
-            pad_of(self.prepared.checkpoint.config),
-            self.prepared.backend.streams,
-        )
-        return run_stages(self.prepared, port, recorder, wanted, bar)
+        return run_stages(self.prepared, self._varied(arrangements), recorder, wanted, bar)
 
     def _kept(self, folder: Path, manifest: Manifest, result: PassResult) -> StoredRun:
         files = RunFolder(folder)

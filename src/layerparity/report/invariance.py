@@ -24,13 +24,17 @@ _ENDS = {Outcome.PASS: "within the floor", Outcome.FAIL: "leaves the floor"}
 
 
 class InvarianceLine(NamedTuple):
-    """One axis and size, how the side agrees with itself there, and which mistakes were tried."""
+    """One axis and size, how the side agrees with itself there, and which mistakes were tried.
+
+    ``cached`` says whether what is cached of the first wrong block is right.
+    """
 
     axis: str
     size: int
     detail: str
     found: SelfComparison
     replayed: Replayed = Replayed()
+    cached: str = ""
 
     @property
     def name(self) -> str:
@@ -68,6 +72,7 @@ class InvarianceLine(NamedTuple):
             "ending": self.ending,
             "failing": found.failing,
             "R": found.ratio,
+            "cached": self.cached,
             "causes": [fault.cause for fault in self.replayed.shown],
             "R_site": None if found.row is None else str(found.row.site),
             "limit": found.limit,
@@ -152,6 +157,7 @@ class InvarianceReport:
                 more = f"; so do {each.found.failing - 1} more" if each.found.failing > 1 else ""
                 token = f", token {place(at)}" if place(at) else ""
                 said.append(f"{each.name}: {row.site}{token}: {why}{more}")
+                said += [f"{each.name}: {each.cached}"] if each.cached else []
                 said += _causes(each)
         if any(each.axis == "repeat" for each in self.differing) and len(said) > 1:
             said.append(
@@ -216,7 +222,8 @@ def _causes(line: InvarianceLine) -> list[str]:
         return [
             f"{line.name}: none of {len(tried.refuted)} known mistakes of state gives these numbers"
         ]
-    others = f"; {len(tried.refuted)} others do not" if tried.refuted else ""
+    count = len(tried.refuted)
+    others = f"; {count} others do not" if count > 1 else "; another one does not" * count
     return [
         f"{line.name}: shown: {each.sentence} (planted in transformers' own block, it gives these "
         f"numbers{others})"

@@ -91,6 +91,26 @@ class HfCache:
         parts = {"keys": kept.keys, "values": kept.values}
         return {name: part.index_select(2, places) for name, part in parts.items()}
 
+    def rows(self, layer: int, call: Call) -> dict[str, torch.Tensor]:
+        """Return what a block's cache holds after a pass, on the CPU, by what it is.
+
+        Keys and values are [batch, token, head, channel], of all tokens that were seen, or of the
+        last ones that a window keeps; states are [batch, ...].
+        """
+        import torch
+
+        kept, seen = self.layer(layer), int(call.attention_mask.shape[-1])
+        named = {"keys": getattr(kept, "keys", None), "values": getattr(kept, "values", None)}
+        found = {
+            n: each[:, :, :seen].transpose(1, 2) for n, each in named.items() if each is not None
+        }
+        for name in ("conv_states", "recurrent_states"):
+            for index, value in (getattr(kept, name, None) or {}).items():
+                found[f"{name.replace('_', ' ')} {index}"] = value
+        found["state"] = self.device.states.get(layer)
+        held = {n: each for n, each in found.items() if isinstance(each, torch.Tensor)}
+        return {name: each.detach().cpu().clone() for name, each in held.items()}
+
     def taking_back(self, layer: int | None, backend: Backend) -> Callable[[], None]:
         """Return what makes a block's cache on a backend what it is now, after more was put in."""
         if layer is None:
