@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import folders
 import pytest
 import torch
 from conftest import ROOT, Ended
@@ -31,6 +32,7 @@ from layerparity.machine import memory as _control_groups
 from layerparity.machine import memory as _host_memory
 from layerparity.machine import neuron as examined
 from layerparity.machine import neuron_flavour, nvidia, probe
+from layerparity.model.tokenizer import load_tokenizer
 from layerparity.settings.model import ModelSettings
 from layerparity.settings.tracking import TrackingConfig
 
@@ -644,6 +646,12 @@ def test_sizes_that_the_weights_contradict_are_a_problem_and_build_nothing(tmp_p
         (line,) = base._results(checks()[name], asked)
         assert line.state is State.PROBLEM
         assert "num_hidden_layers=1000000000, and the weights have 351 tensors" in line.found
+
+
+def test_a_vocabulary_of_nothing_is_no_tokenizer(tmp_path: Path) -> None:
+    """transformers makes an empty one for Qwen where the files are missing."""
+    with pytest.raises(UserError, match="its vocabulary is empty"):
+        load_tokenizer(folders.qwen3(tmp_path / "qwen3"))
 
 
 def test_a_folder_without_a_tokenizer_is_a_warning(tmp_path: Path) -> None:

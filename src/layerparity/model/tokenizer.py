@@ -19,7 +19,11 @@ def load_tokenizer(folder: Path) -> Any:
     with tokenizer_errors(folder):
         if is_gguf(folder):
             return AutoTokenizer.from_pretrained(folder.parent, gguf_file=folder.name, **kept)
-        return AutoTokenizer.from_pretrained(folder, **kept)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **kept)
+        if {*tokenizer.get_vocab()} <= {*tokenizer.all_special_tokens}:
+            # transformers makes an empty one of some families where the files are missing.
+            raise ValueError("its vocabulary is empty")
+        return tokenizer
 
 
 @contextmanager
