@@ -23,7 +23,7 @@ REPOSITORY = "https://github.com/layerparity/layerparity"
 sys.path.insert(0, str(ROOT / "src"))
 
 from layerparity.cli import help as help_text  # noqa: E402
-from layerparity.mistakes.catalogue import catalogue, known_fault  # noqa: E402
+from layerparity.mistakes.catalogue import catalogue, known_fault, of_state  # noqa: E402
 
 _LINK = re.compile(r"(\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?\)")
 
@@ -66,7 +66,7 @@ def keys_page() -> str:
         parts += [f"## {group}=", f"Chooses {does}.", _table("option", help_text.options(group))]
         parts += [_table("key and default", help_text.keys_of_group(group))]
         if group == "port":
-            stories = {name: known_fault(name).story for name in catalogue()}
+            stories = {name: known_fault(name).story for name in (*catalogue(), *of_state())}
             parts += ["What `port=fault` plants:", _table("port.name", stories)]
     jobs = help_text.options("job")
     for heading, names in help_text.headings().items():
