@@ -408,7 +408,7 @@ def test_what_a_prefix_cache_gave_is_judged(
         model.serve_in(SHARED, prompts, cached=cached())
     held = reading(tmp_path / "right")
     assert held.rows == (48, 48, 34)
-    assert "sequence 1 begins at position 32: what stands before was cached by sequence 0" in (
+    assert "sequence 1 begins at position 32: what stands before is taken from sequence 0" in (
         " ".join(held.notes)
     )
     verdict = judged(tmp_path / "right", made("llama"))

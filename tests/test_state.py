@@ -165,7 +165,7 @@ def test_rows_of_a_cache_that_are_others_are_named_by_token_and_head() -> None:
     held = {name: each + 1e-4 for name, each in right.items()}
     assert in_words(cached_apart(held, right, mask), "layers.3") == (
         "what layers.3 has cached is right at the end: "
-        "it is read, masked or placed wrongly, or was written too late"
+        "it is read, masked or placed wrongly, or written too late, or it is not the cache"
     )
     # What a window or a state has forgotten may have been wrong.
     assert holds_all(held, mask) and not holds_all({"keys": held["keys"][:, 2:]}, mask)
@@ -178,6 +178,9 @@ def test_rows_of_a_cache_that_are_others_are_named_by_token_and_head() -> None:
         "what layers.3 has cached is wrong: the keys of tokens 2 to 4, heads 1; "
         "the values of tokens 2 to 3 of sequence 1, which are zeros"
     )
+    held = {name: each.clone() for name, each in right.items()}
+    held["values"][0, 5, 2, 7] = torch.nan
+    assert [each.tokens for each in cached_apart(held, right, mask)] == [((0, 5),)]
     states = {"recurrent states 0": torch.ones(2, 4)}
     other = {"recurrent states 0": 2 * states["recurrent states 0"]}
     assert [each.name for each in cached_apart(other, states, mask)] == [*states]

@@ -110,6 +110,9 @@ def test_what_one_request_leaves_for_the_next(
     lines = {f"{e['axis']} {e['size']} {e['detail']}".strip(): e for e in record["variations"]}
     assert [name for name, each in lines.items() if each["failing"]] == failing
     if not axes:
+        refused = ran("llama", "float32", *words, "job.chunk=[1]")
+        assert refused.exit == 2
+        assert "holds no token of a shorter one" in refused.err
         assert {*record["left_out"]} == {"chunk", "draft", "threads"}
         assert {"after 24 cached", "batch 4 last", "padding 8 right", "bucket 32"} <= {*lines}
 

@@ -134,7 +134,7 @@ def test_a_text_that_begins_as_another_one_is_judged(cli: Cli, recorded: Path) -
     model = ("model=checkpoint", f"model.path={recorded / 'llama'}")
     verdict, said = judged(cli, recorded / "prefix", *model)
     assert verdict.outcome is Outcome.PASS, said
-    assert "begins at position 32: what stands before was cached by sequence 0" in said
+    assert "begins at position 32: what stands before is taken from sequence 0" in said
     verdict, said = judged(cli, recorded / "prefix-off", *model)
     assert (verdict.outcome, str(verdict.where)) == (Outcome.FAIL, "layers.1.self_attn:context")
 

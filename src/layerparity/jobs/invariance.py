@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.site import within
 from layerparity.ground import progress
 from layerparity.ground.errors import Exit, UserError, nearest
 from layerparity.machine import owner
@@ -213,11 +213,18 @@ def _cached(
     It is held against what is ``right`` in this variation, by name.
     """
     from layerparity.judge.cached import cached_apart, holds_all, in_words
+    from layerparity.ports.known.hf import HfPort
 
-    if not right or len(variation.arrangements) > 1 or within(site.component, "mlp"):
+    within_attention = "." not in site.component and site.component != "mlp"
+    own = isinstance(runs.port, HfPort) and len(variation.arrangements) == 1
+    if not right or not own or not within_attention or "norm" in site.component:
+        # Nothing is cached here, or what is wrong comes before that, or behind it.
         return ""
-    held = runs.cached(variation, site.place.stage)
-    if held.keys() != right.keys():
+    held: dict[str, torch.Tensor] = {}
+    # The verdict stands without it.
+    with suppress(UserError):
+        held = runs.cached(variation, site.place.stage)
+    if {n: each.shape for n, each in held.items()} != {n: each.shape for n, each in right.items()}:
         return ""
     mask = runs.prepared.inputs.attention_mask
     apart = cached_apart(held, right, mask)

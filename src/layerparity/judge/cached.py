@@ -43,13 +43,14 @@ def cached_apart(
         limit = max(_APART, _STEPS * torch.finfo(held.dtype).eps)
         mine, other = held.double(), sound.double()
         if name not in _ROWS:
-            if float((mine - other).norm()) > limit * float(other.norm()):
+            # NaN is no agreement.
+            if not float((mine - other).norm()) <= limit * float(other.norm()):
                 found.append(CachedApart(name))
             continue
         # A window keeps the last tokens alone.
         real = mask.bool()[:, -mine.shape[1] :]
         size = other[real].norm(dim=-1).square().mean().sqrt()
-        off = ((mine - other).norm(dim=-1) > limit * size) & real[..., None]
+        off = ~((mine - other).norm(dim=-1) <= limit * size) & real[..., None]
         rows = off.any(-1)
         if not bool(rows.any()):
             continue
@@ -83,7 +84,7 @@ def in_words(apart: Sequence[CachedApart], block: str, *, whole: bool = True) ->
     Of one that does not hold the ``whole`` text nothing is said where no part is.
     """
     if not apart:
-        right = "it is read, masked or placed wrongly, or was written too late"
+        right = "it is read, masked or placed wrongly, or written too late, or it is not the cache"
         return f"what {block} has cached is right at the end: {right}" if whole else ""
     said = []
     for each in apart:

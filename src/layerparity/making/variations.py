@@ -112,7 +112,7 @@ class Axes:
 
     def after(self, sizes: Sequence[int]) -> Iterator[Variation]:
         """Yield the run after another request of so many tokens, without a cache and with one."""
-        tokens = int(self.mask.shape[1])
+        tokens, shortest = int(self.mask.shape[1]), int(self.mask.sum(-1).min())
         self._refuse_alike("another text before it")
         usual = (tokens // 2, tokens, 2 * tokens)
         for size in sizes or [each for each in usual if each <= self.context]:
@@ -122,7 +122,7 @@ class Axes:
             yield Variation("after", size, (layouts.as_it_is(self.mask),), before=other)
             room = max(size, tokens)
             # Some engines read what is cached in single steps alone.
-            own = layouts.in_steps(self.mask, min(_STEPS, tokens - 1), room)
+            own = layouts.in_steps(self.mask, min(_STEPS, shortest - 1), room)
             yield Variation("after", size, (own,), CACHED, before=replace(other, room=room))
 
     def draft(self, sizes: Sequence[int]) -> Iterator[Variation]:

@@ -10,7 +10,7 @@ from layerparity.backends.neuron.compiler_options import Compile
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import expanded
 from layerparity.ground.named_model import refuse_missing, top_module
-from layerparity.ports.base import Assets
+from layerparity.ports.base import Assets, Call
 from layerparity.ports.ranks.port import RanksPort, ranks_text, refuse_elsewhere
 from layerparity.settings.config import Config
 from layerparity.settings.key import key
@@ -57,6 +57,15 @@ class VllmNeuronPort(RanksPort):
             neuron_config=dict(neuron_config or {}),
             block_size=block_size,
         )
+
+    def begin(self, call: Call) -> None:
+        """Have every rank prepare a pass. Raises UserError for a sequence that has no token yet."""
+        if not bool(call.attention_mask.any(-1).all()):
+            raise UserError(
+                "A piece of the prompts holds no token of a shorter one, which vLLM never asks for",
+                "use larger pieces (job.chunk=), or texts of one length.",
+            )
+        super().begin(call)
 
     @classmethod
     def where(cls, config: Config) -> str:

@@ -184,13 +184,7 @@ class NxdiRank(RankSide):
         model, config = self._built(layer, prefill=True)
         traces = self._traces
         weights = loaded(self.application, model, config, stage, self.assets, traces=traces)
-        step = None
-        if self._room:
-            step, _ = self._built(layer, prefill=False)
-            # Assigned and not copied: a block is in memory once.
-            step.load_state_dict(model.state_dict(), strict=False, assign=True)
-            # Steps go on from what the prefill has put in.
-            step.kv_mgr = model.kv_mgr
+        step = self._step_of(model, layer) if self._room else None
         made = _Stage(stage, model, step, weights)
         if layer is not None:
             attention = NxdiWatched(model.layers[0], self.names).module("self_attn")
@@ -200,6 +194,15 @@ class NxdiRank(RankSide):
             made.layout = channels_of(weights.origins, weights.shapes, attention, sharing)
         self._stages[stage] = made
         return weights.used
+
+    def _step_of(self, prefill: Any, layer: int | None) -> Any:
+        """Return the model of block ``layer``, or of none, for steps behind a prefill's."""
+        step, _ = self._built(layer, prefill=False)
+        # Assigned and not copied: a block is in memory once.
+        step.load_state_dict(prefill.state_dict(), strict=False, assign=True)
+        # Steps go on from what the prefill has put in.
+        step.kv_mgr = prefill.kv_mgr
+        return step
 
     def _built(self, layer: int | None, prefill: bool) -> tuple[Any, Any]:
         """Return a model of block ``layer``, or of none, without weights; and its configuration."""
@@ -236,6 +239,9 @@ class NxdiRank(RankSide):
         """Run one stage on [batch, token, channel], or ids int64 [batch, token]."""
         assert self._pass is not None, "begin() comes before run()"
         made, now = self._stages[stage], self._pass
+        if made.step is None and self._room and not now.prefill:
+            # Its first request with a cache came after it was loaded.
+            made.step = self._step_of(made.prefill, Site(stage, "in").layer)
         given = now.turned(given)
         if given.is_floating_point():
             given = given.to(self.dtype)

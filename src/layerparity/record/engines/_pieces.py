@@ -94,10 +94,12 @@ def sequences_of(
                 given, other = _cached(where, found, ids, row[0])
                 found.append(given)
                 begun.append(len(given))
-                notes += [
-                    f"sequence {number} begins at position {row[0]}: what stands before was cached "
-                    f"by sequence {other}, whose values are taken"
-                ][: row[0]]
+                if given:
+                    notes.append(
+                        f"sequence {number} begins at position {row[0]}: what stands before is "
+                        f"taken from sequence {other}, as if a prefix cache held that "
+                        "(inputs=tokens proves it)"
+                    )
             found[number].append(ServedChunk(of, place, at, len(row), row[0]))
             at += len(row)
     pairs = enumerate(zip(found, begun, strict=True))
@@ -121,12 +123,13 @@ def _cached(
             left -= chunk.tokens
         if left <= 0:
             parts = (ids[e.of.folder][e.first : e.first + e.tokens] for e in own)
-            held.setdefault(tuple(chain(*parts)), (own, number))
+            # Without ids each may be another one.
+            held.setdefault(tuple(chain(*parts)) or (-1 - number,), (own, number))
     if len(held) > 1:
         raise UserError(
             f"{where} begins at position {tokens}, which {len(held)} sequences of other tokens had "
             "passed: which of them was cached is not known",
-            "record fewer prompts, or switch prefix caching off.",
+            "record fewer prompts, or switch prefix caching and speculation off.",
         )
     return next(iter(held.values()))
 
