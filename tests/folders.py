@@ -67,22 +67,6 @@ def cohere(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return _save(CohereConfig(**settings), folder, seed)
 
 
-def granite(folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """Granite: rows of the table, residuals and logits are multiplied, outside of modules."""
-    from transformers import GraniteConfig
-
-    settings = {**SHARED, "intermediate_size": 96, "embedding_multiplier": 12.0, **changes}
-    return _save(GraniteConfig(**settings), folder, seed)
-
-
-def gemma3(folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """Gemma 3's text model: four norms a block, and rows that are scaled."""
-    from transformers import Gemma3TextConfig
-
-    settings = {**SHARED, "intermediate_size": 96, "sliding_window": 16, **changes}
-    return _save(Gemma3TextConfig(**settings), folder, seed)
-
-
 def qwen3(folder: Path, seed: int = 0, **changes: Any) -> Path:
     """Qwen3, dense: queries and keys are normed by head; the head has weights of its own."""
     from transformers import Qwen3Config
@@ -132,51 +116,6 @@ def deepseek_v32(folder: Path, seed: int = 0, **changes: Any) -> Path:
         **changes,
     }
     return _save(AutoConfig.for_model("deepseek_v32", **settings), folder, seed)
-
-
-def deepseek_v3(folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """DeepSeek-V3: keys and values of a latent; a dense block, and sparse ones."""
-    from transformers import AutoConfig
-
-    settings = {
-        **{key: value for key, value in SHARED.items() if key != "head_dim"},
-        "num_key_value_heads": 4,
-        "intermediate_size": 64,
-        "moe_intermediate_size": 32,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 24,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 16,
-        "first_k_dense_replace": 1,
-        **changes,
-    }
-    return _save(AutoConfig.for_model("deepseek_v3", **settings), folder, seed)
-
-
-def qwen3_next(folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """Qwen3-Next: three blocks of linear attention, and one of attention; a shared expert."""
-    from transformers import Qwen3NextConfig
-
-    settings = {
-        **SHARED,
-        "num_hidden_layers": 4,
-        "intermediate_size": 96,
-        "moe_intermediate_size": 32,
-        "shared_expert_intermediate_size": 32,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-        **changes,
-    }
-    return _save(Qwen3NextConfig(**settings), folder, seed)
 
 
 FAMILIES = {"minimax_m2": minimax_m2, "llama": llama, "qwen3_moe": qwen3_moe}

@@ -126,6 +126,12 @@ class SlotKept(HfPort):
         return self.slots
 
 
+class NoBatch(HfPort):
+    def begin(self, call):
+        assert call.batch == 1
+        super().begin(call)
+
+
 class Threaded(HfPort):
     def run(self, stage, given):
         observed = super().run(stage, given)
@@ -364,6 +370,15 @@ def test_a_planted_dependence_is_named(
         assert line["causes"] == []
         assert (f"{wrong[0]}: none of " in ended.out) is (port in TRIED)
     assert f"next:   python run.py job=invariance 'job.axes=[{axis}]'" in ended.out
+
+
+def test_a_port_that_breaks_passes_nothing(run: Cli, store: Path, own: tuple[str, ...]) -> None:
+    """What the port's own code fails at is no refusal: nothing is known of it."""
+    Path("leaning_ports.py").write_text(MISTAKES)
+    ended = run(*own, "kind=golden", "port._target_=leaning_ports.NoBatch")
+    assert ended.exit == 4, ended.out + ended.err
+    assert kept(store)["broken"] == ["batch"]
+    assert "broken: batch (The port leaning_ports.NoBatch raised AssertionError" in ended.out
 
 
 def line(size: int, outcome: Outcome, ratio: float | None) -> InvarianceLine:

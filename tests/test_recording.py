@@ -26,11 +26,14 @@ from layerparity.ground.errors import UserError
 from layerparity.record.engines.base import Given, engine_of, read_captures
 from layerparity.record.verdict import Outcome, Verdict
 from layerparity.recording import recording
+from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.opening import open_store
 
 Cli = Callable[..., Ended]
 Judge = Callable[..., Verdict]
+# Rows are multiplied outside of modules.
+GRANITE = {"vocab_size": 300, "embedding_multiplier": 12.0}
 PROMPT = torch.randint(3, 290, (1, 96), generator=torch.Generator().manual_seed(1))
 
 
@@ -496,13 +499,13 @@ def test_logits_are_those_that_the_model_scales(judged: Judge, tmp_path: Path) -
 @pytest.mark.usefixtures("no_mistakes_tried")
 def test_rows_that_are_scaled_behind_their_table(judged: Judge, tmp_path: Path) -> None:
     """The embedding's output is what block 0 is given, whatever its module puts out."""
-    model = engine(folders.granite(tmp_path / "model"))
+    model = engine(make_model("granite", tmp_path, changes=GRANITE))
     recorded(model, tmp_path / "right", steps=1)
-    verdict = judged(tmp_path / "right", tmp_path / "model")
+    verdict = judged(tmp_path / "right", tmp_path / "granite")
     assert verdict.outcome is Outcome.PASS, (verdict.where, verdict.counts)
     model.model.embedding_multiplier *= 1.01
     recorded(model, tmp_path / "wrong", steps=1)
-    verdict = judged(tmp_path / "wrong", tmp_path / "model")
+    verdict = judged(tmp_path / "wrong", tmp_path / "granite")
     assert verdict.where == "embed_tokens:out"
 
 

@@ -15,6 +15,7 @@ from conftest import Ended
 
 from layerparity.judge.cached import cached_apart, holds_all, in_words
 from layerparity.mistakes.catalogue import catalogue, mistakes_of_state, of_state
+from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.opening import open_store
 
@@ -25,8 +26,8 @@ FAMILIES: dict[str, Callable[..., Path]] = {
     "llama": folders.llama,
     "gpt_oss": folders.gpt_oss,
     "minimax_m2": folders.minimax_m2,
-    "deepseek_v3": folders.deepseek_v3,
-    "qwen3_next": folders.qwen3_next,
+    "deepseek_v3": lambda folder: make_model("deepseek_v3", folder.parent),
+    "qwen3_next": lambda folder: make_model("qwen3_next", folder.parent),
 }
 # A mistake, a family, what shows it, and where it shows first: variation, site, token.
 PLANTED = [
@@ -37,13 +38,13 @@ PLANTED = [
     ("rotary_of_request_before", "llama", "after=[20]", "20", "layers.0.self_attn:out", 20),
     ("rotary_of_request_before", "minimax_m2", "after=[8]", "8", "layers.0.self_attn:out", 8),
     ("positions_not_reset", "llama", "chunk=[24]", "24", "layers.0.self_attn:out", 24),
-    ("positions_not_reset", "qwen3_next", "chunk=[13]", "13", "layers.3.self_attn:out", 13),
+    ("positions_not_reset", "qwen3_next", "chunk=[13]", "13", "layers.1.self_attn:out", 13),
     ("slots_off_by_block", "deepseek_v3", "cache=[64]", "64", "layers.0.self_attn:out", 0),
-    ("slots_off_by_block", "qwen3_next", "chunk=[24]", "24", "layers.3.self_attn:out", 0),
+    ("slots_off_by_block", "qwen3_next", "chunk=[24]", "24", "layers.1.self_attn:out", 0),
     ("block_table_stale", "minimax_m2", "after=[20]", "20 cached", "layers.0.self_attn:out", 32),
     ("block_table_stale", "gpt_oss", "after=[50]", "50 cached", "layers.1.self_attn:out", 32),
     ("prefix_of_another_text", "llama", "after=[40]", "40 cached", "layers.0.self_attn:out", 0),
-    ("prefix_of_another_text", "qwen3_next", "after=[9]", "9 cached", "layers.3.self_attn:out", 0),
+    ("prefix_of_another_text", "qwen3_next", "after=[9]", "9 cached", "layers.1.self_attn:out", 0),
     ("chunk_at_block_start", "minimax_m2", "chunk=[20]", "20", "layers.0.self_attn:out", 20),
     ("chunk_at_block_start", "llama", "draft=[2]", "2", "layers.0.self_attn:out", 20),
     ("length_reset_by_chunk", "deepseek_v3", "chunk=[36]", "36", "layers.0.self_attn:out", 36),
@@ -85,7 +86,6 @@ CACHED = {
     "length_reset_by_chunk": "is wrong: the keys of tokens 0 to 39",
     "chunk_at_block_start": "is wrong: the keys of tokens 16 to ",
     "positions_not_reset": "is wrong: the keys of tokens ",
-    "recurrent_state_not_taken_back": "is wrong: the recurrent states 0",
     "prefix_of_another_text": "is right at the end: it is read, masked or placed wrongly",
     "last_slot_not_written": "is wrong: the keys of token 39, which are zeros",
 }
@@ -106,7 +106,7 @@ def varied(cli: Cli, store: Path, shared: Path) -> Callable[..., tuple[Ended, di
     """Return a function that varies a family's model, fed as its golden; and what it kept."""
 
     def vary(family: str, *words: str, rows: int = 1) -> tuple[Ended, dict[str, Any]]:
-        ids = torch.randint(3, 290, (rows, TOKENS), generator=torch.Generator().manual_seed(rows))
+        ids = torch.randint(3, 250, (rows, TOKENS), generator=torch.Generator().manual_seed(rows))
         Path("ids.json").write_text(json.dumps(ids.tolist()))
         of = (
             "model=checkpoint",

@@ -42,6 +42,10 @@ class UserError(Exception):
             self.found, self.cure = message, cure
 
 
+class PortError(UserError):
+    """A port's own code broke while it computed: that is no refusal, and says nothing is right."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest known name, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=_NEAR)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from layerparity.ground import progress
-from layerparity.ground.errors import Exit, UserError, nearest
+from layerparity.ground.errors import Exit, PortError, UserError, nearest
 from layerparity.machine import owner
 from layerparity.record.verdict import Outcome
 from layerparity.settings.config import Choice, Config
@@ -68,7 +68,7 @@ def run(config: Config) -> Exit:
     from layerparity.tracking.opening import open_store
 
     demand: Demand = config.job.demand
-    left_out: dict[str, str] = {}
+    left_out: dict[str, UserError] = {}
     plain = replace(config, reuse=False, resume=False)
     with make.decided(plain, open_store) as (store, prepared, mark):
         variations = _planned(prepared, asked, left_out)
@@ -82,7 +82,9 @@ def run(config: Config) -> Exit:
             runs = VariedRuns(prepared, port, Path(folder), mark)
             lines = _compared(runs, variations, asked, left_out, store)
             follows = _following(config, lines)
-            study = InvarianceReport(lines, left_out, demand.value, follows).study()
+            whys = {axis: str(why) for axis, why in left_out.items()}
+            broken = [axis for axis, why in left_out.items() if isinstance(why, PortError)]
+            study = InvarianceReport(lines, whys, demand.value, follows, broken).study()
             study.keep(active)
     return study.show(active, config.tracking)
 
@@ -115,7 +117,7 @@ def _asked(config: Config) -> dict[str, list[int]]:
 
 
 def _planned(
-    prepared: Prepared, asked: dict[str, list[int]], left_out: dict[str, str]
+    prepared: Prepared, asked: dict[str, list[int]], left_out: dict[str, UserError]
 ) -> list[Variation]:
     """Return the variations; note why an axis is ``left_out``. Raises UserError for one by name."""
     from layerparity.making.variations import VARY, Axes
@@ -127,13 +129,15 @@ def _planned(
         except UserError as error:
             if len(asked) < len(AXES):
                 raise
-            left_out[axis] = str(error)
+            left_out[axis] = error
             continue
         found += made
         if not made:
-            left_out[axis] = f"no other size fits a text of {axes.longest} tokens here"
+            left_out[axis] = UserError(f"no other size fits a text of {axes.longest} tokens here")
     if not found:
-        raise UserError(f"Nothing can be varied ({'; '.join(left_out.values())})", "give sizes.")
+        raise UserError(
+            f"Nothing can be varied ({'; '.join(map(str, left_out.values()))})", "give sizes."
+        )
     return found
 
 
@@ -141,10 +145,10 @@ def _compared(
     runs: VariedRuns,
     variations: Sequence[Variation],
     asked: dict[str, list[int]],
-    left_out: dict[str, str],
+    left_out: dict[str, UserError],
     store: Store,
 ) -> list[InvarianceLine]:
-    """Run and compare each variation; an axis that the backend refuses is ``left_out``."""
+    """Run and compare each variation; an axis that is refused, or fails, is ``left_out``."""
     from layerparity.judge.invariance import SelfJudge
     from layerparity.judge.model_limits import with_limits
     from layerparity.report.invariance import InvarianceLine
@@ -167,7 +171,7 @@ def _compared(
             except UserError as error:
                 if len(asked) < len(AXES):
                     raise
-                left_out[each.axis] = str(error)
+                left_out[each.axis] = error
                 continue
             with obstacles_in_words():
                 found = judge.compare(varied)
@@ -175,7 +179,9 @@ def _compared(
             if wrong is None and found.outcome is Outcome.FAIL:
                 wrong = each, runs.keep(varied)
     if not lines:
-        raise UserError(f"Nothing can be varied ({'; '.join(left_out.values())})", "name an axis.")
+        raise UserError(
+            f"Nothing can be varied ({'; '.join(map(str, left_out.values()))})", "name an axis."
+        )
     if wrong is not None:
         _explain(runs, judge, *wrong, lines)
     return lines

@@ -100,13 +100,15 @@ def gravest_first(lines: Sequence[InvarianceLine]) -> list[InvarianceLine]:
 class InvarianceReport:
     """All lines of one side; ``left_out`` says by axis why it was not varied.
 
-    ``demand`` is `BITS` or `FLOOR`; ``follows`` the command that most likely comes next.
+    ``demand`` is `BITS` or `FLOOR`; ``follows`` the command that most likely comes next. Of what
+    is left out, the port itself failed at the axes that are ``broken``: nothing is known of them.
     """
 
     lines: Sequence[InvarianceLine]
     left_out: Mapping[str, str]
     demand: str
     follows: str
+    broken: Sequence[str] = ()
 
     @property
     def differing(self) -> list[InvarianceLine]:
@@ -119,7 +121,8 @@ class InvarianceReport:
         ends = {each.found.outcome for each in self.differing}
         if Outcome.FAIL in ends or (ends and self.demand == BITS):
             return Exit.FAILED
-        return Exit.INCONCLUSIVE if ends - {Outcome.PASS} else Exit.OK
+        untold = ends - {Outcome.PASS} or self.broken
+        return Exit.INCONCLUSIVE if untold else Exit.OK
 
     @property
     def headline(self) -> str:
@@ -168,7 +171,8 @@ class InvarianceReport:
                 "a chain that is routed apart is not judged: make a golden of this text, and give "
                 "job=invariance inputs=golden feed=isolated"
             )
-        return said + [f"left out: {axis} ({why})" for axis, why in self.left_out.items()]
+        how = {axis: "broken" if axis in self.broken else "left out" for axis in self.left_out}
+        return said + [f"{how[axis]}: {axis} ({why})" for axis, why in self.left_out.items()]
 
     def study(self) -> Study:
         """Return what is kept and shown: R, and how many sites differ, by size."""
@@ -198,6 +202,7 @@ class InvarianceReport:
             "demand": self.demand,
             "variations": [each.to_dict() for each in self.lines],
             "left_out": dict(self.left_out),
+            "broken": list(self.broken),
             "next": self.follows,
         }
         return json.dumps(record, indent=1)

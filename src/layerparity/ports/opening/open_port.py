@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.site import Site
 from layerparity.backends.chosen import abilities_of
-from layerparity.ground.errors import UserError, nearest, said
+from layerparity.ground.errors import PortError, UserError, nearest, said
 from layerparity.ground.files import text_digest
 from layerparity.ports import port_loads
 from layerparity.ports.base import Assets, Observed, Port
@@ -252,6 +252,7 @@ _CHECKED = (
     "begin",
     "run",
     "new_cache",
+    "taking_back",
     "cached",
     "refill",
     "release",
@@ -284,10 +285,11 @@ def _checked(plain: Callable[..., Any], name: str, assets: Assets) -> Callable[.
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"{name} {said(error)} in {method}{stage}.") from error
+            raise PortError(f"{name} {said(error)} in {method}{stage}.") from error
         for problem in _PROBLEMS[method](result, assets, *args) if method in _PROBLEMS else ():
             raise UserError(f"{name}: {method}{stage} {problem}")
-        return result
+        # What a port hands out to be called later is its own code, too.
+        return _checked(result, name, assets) if inspect.isfunction(result) else result
 
     return call
 

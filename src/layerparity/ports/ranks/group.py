@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from layerparity.ground.errors import UserError
+from layerparity.ground.errors import PortError, UserError
 from layerparity.machine import owner
 from layerparity.ports.ranks import wire
 from layerparity.ports.ranks.answers import Answer, apart
@@ -114,7 +114,7 @@ class RankGroup:
         Raises UserError with what the first rank that failed says; the group is closed then.
         """
         if not self._connections:
-            raise UserError(
+            raise PortError(
                 f"The {self.count} rank processes ended when one of them failed before",
                 "run again without what failed.",
             )
@@ -161,13 +161,13 @@ class RankGroup:
         if failed:
             rank = min(failed)
             stage = f" {header['stage']}" if "stage" in header else ""
-            raise UserError(
+            raise PortError(
                 f"rank {rank} of {self.count} {failed[rank]} in {method}{stage}{self._said(rank)}"
             )
         return [each for rank in range(self.count) for each in apart(answers[rank])]
 
     def _lost(self, rank: int, method: str) -> None:
-        raise UserError(
+        raise PortError(
             f"rank {rank} of {self.count} died in {method}, and the others were ended"
             f"{self._said(rank)}",
             "look whether memory ran out; fewer ranks (tp_degree) or a smaller scope need less.",
