@@ -169,6 +169,10 @@ class Backend(ABC):
         """
         return module
 
+    def compiled_otherwise(self) -> dict[str, Backend]:
+        """Return this open machine with other ways to compile stages, by what each is called."""
+        return {}
+
     def facts(self) -> dict[str, str]:
         """Return what the run should remember of the machine, as tags."""
         return {}

@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     from layerparity.tracking.store import Store
 
 KIND = "invariance"
-AXES = ("repeat", "after", "batch", "padding", "chunk", "cache", "draft", "threads", "bucket")
+# What is varied where nobody says, and what takes a compiler's time.
+USUAL = (
+    *("repeat", "after", "batch", "padding", "chunk", "cache", "draft", "threads", "bucket"),
+    "observed",
+)
+AXES = (*USUAL, "compiled")
+_SLOW = "each stage is compiled once more"
 # What a golden run has in common with the side that it judges.
 _OF_A_GOLDEN = ("capture", "device_map", "dtype", "model", "prompt", "seq_len", "tracking")
 
@@ -68,7 +74,8 @@ def run(config: Config) -> Exit:
     from layerparity.tracking.opening import open_store
 
     demand: Demand = config.job.demand
-    left_out: dict[str, UserError] = {}
+    whole = tuple(asked) == USUAL
+    left_out = {"compiled": UserError(_SLOW, "name it: 'job.axes=[compiled]'.")} if whole else {}
     plain = replace(config, reuse=False, resume=False)
     with make.decided(plain, open_store) as (store, prepared, mark):
         variations = _planned(prepared, asked, left_out)
@@ -111,9 +118,9 @@ def _asked(config: Config) -> dict[str, list[int]]:
             f"{config.generate.max_new_tokens} decodes",
             "leave it out: 'job.chunk=[1]' is a decode step for each token of the text.",
         )
-    sizes = {axis: [job.repeat] if axis == "repeat" else getattr(job, axis) for axis in AXES}
+    sizes = {axis: [job.repeat] if axis == "repeat" else getattr(job, axis, []) for axis in AXES}
     given = [axis for axis in AXES[1:] if sizes[axis]]
-    return {axis: sizes[axis] for axis in job.axes or given or AXES}
+    return {axis: sizes[axis] for axis in job.axes or given or USUAL}
 
 
 def _planned(
@@ -127,7 +134,7 @@ def _planned(
         try:
             made = list(VARY[axis](axes, sizes))
         except UserError as error:
-            if len(asked) < len(AXES):
+            if len(asked) < len(USUAL):
                 raise
             left_out[axis] = error
             continue
@@ -169,14 +176,16 @@ def _compared(
             try:
                 varied = runs.vary(each, bar)
             except UserError as error:
-                if len(asked) < len(AXES):
+                if len(asked) < len(USUAL):
                     raise
                 left_out[each.axis] = error
                 continue
             with obstacles_in_words():
-                found = judge.compare(varied)
+                found = judge.compare(varied, shared=each.otherwise is not None)
             lines.append(InvarianceLine(each.axis, each.size, each.detail, found))
-            if wrong is None and found.outcome is Outcome.FAIL:
+            # A mistake of state shows in an arrangement.
+            fails = found.outcome is Outcome.FAIL and each.otherwise is None
+            if wrong is None and fails:
                 wrong = each, runs.keep(varied)
     if not lines:
         raise UserError(
@@ -198,7 +207,7 @@ def _explain(
     from layerparity.making.state_trials import StateTrials
     from layerparity.report.refusals import obstacles_in_words
 
-    at = next(n for n, each in enumerate(lines) if each.found.outcome is Outcome.FAIL)
+    at = next(n for n, each in enumerate(lines) if each.name == str(variation))
     row = lines[at].found.row
     assert row is not None, "what fails has a row"
     if row.site.layer is None:
@@ -257,7 +266,8 @@ def _following(config: Config, lines: Sequence[InvarianceLine]) -> str:
     if not wrong or config.capture.name == "components":
         return command(own)
     axis, size = wrong[0].axis, wrong[0].size
-    sizes = {"job.axes": [axis], f"job.{axis}": size if axis == "repeat" else [size]}
+    sized = {f"job.{axis}": size if axis == "repeat" else [size]} if size else {}
+    sizes = {"job.axes": [axis], **sized}
     asked = config.job.demand
     demand = {} if asked is Demand.floor else {"job.demand": asked.value}
     return command({"job": KIND, **sizes, **demand, **own, "capture": "components"})

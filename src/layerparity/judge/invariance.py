@@ -106,14 +106,17 @@ class SelfJudge:
         already = frozenset(row.site for row in rows if row.outcome is Outcome.FAIL)
         return cls(base, tolerance, tuple(golden), already)
 
-    def compare(self, varied: StoredRun) -> SelfComparison:
+    def compare(self, varied: StoredRun, shared: bool = False) -> SelfComparison:
         """Compare every site of the base and of a variation of it, their padding left out.
 
-        The floor is asked only where bits differ. Raises UserError where a tensor is damaged, or
-        the run holds NaN.
+        With ``shared`` only those that both observed. The floor is asked only where bits differ.
+        Raises UserError where a tensor is damaged, or the run holds NaN.
         """
         left, right = RunSource(self.base), RunSource(varied)
-        order = _blocks(left).sorted(record.site for record in left.manifest.records)
+        sites = {record.site for record in left.manifest.records}
+        if shared:
+            sites &= {record.site for record in right.manifest.records}
+        order = _blocks(left).sorted(sites)
         found = {each: apart for each in order if (apart := difference(each, left, right))}
         if not found:
             return SelfComparison(len(order), len(order))
@@ -185,6 +188,11 @@ class SelfJudge:
         if site not in right.records:
             return Replayed()
         return replayed(guilt, sides, _blocks(RunSource(self.base)), trials)
+
+
+def name_of(axis: str, size: int, detail: str) -> str:
+    """Return what a variation is called; of size 0 there is only one."""
+    return " ".join(filter(None, (axis, str(size or ""), detail)))
 
 
 def _blocks(source: RunSource) -> Blocks:

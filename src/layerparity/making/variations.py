@@ -10,26 +10,35 @@ from typing import TYPE_CHECKING
 import torch
 
 from layerparity.ground.errors import UserError
+from layerparity.judge.invariance import name_of
 from layerparity.making import arrangement as layouts
 from layerparity.making import needs
 from layerparity.making.arrangement import Arrangement
 from layerparity.making.request.inputs import Request
 from layerparity.ports.opening import open_backend
+from layerparity.record.manifest import SitePatterns
 
 if TYPE_CHECKING:
+    from layerparity.backends.base import Backend
     from layerparity.making.prepare import Prepared
 
 # Through a cache of its own, the last tokens one by one.
 CACHED = "cached"
 _STEPS = 4
+# What is seen of stages without a look into them, and all there is.
+_ENDS = SitePatterns("ends", (":in", ":out", "embed_tokens:*", "norm:out", "lm_head:out"))
+_ALL = SitePatterns("all", ("*",))
+# A site within a block that every capture but that of blocks has.
+_WITHIN = "mlp:out"
 
 
 @dataclass(frozen=True)
 class Variation:
     """One way in which a side is held against itself.
 
-    ``axis`` is what varies, ``size`` how much of it, ``detail`` which side or place; with
-    ``threads`` torch computes with so many. What is ``before`` goes through all stages first.
+    ``axis`` is what varies, ``size`` how much of it, 0 where that has none, ``detail`` which side,
+    place or way; with ``threads`` torch computes with so many. What is ``before`` goes through all
+    stages first. With ``otherwise`` the stages are built and loaded anew, for the run it returns.
     """
 
     axis: str
@@ -38,9 +47,10 @@ class Variation:
     detail: str = ""
     threads: int | None = None
     before: Arrangement | None = None
+    otherwise: Callable[[Prepared], Prepared] | None = None
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.axis, str(self.size), self.detail)))
+        return name_of(self.axis, self.size, self.detail)
 
 
 @dataclass(frozen=True)
@@ -147,6 +157,36 @@ class Axes:
         for size in sizes or sorted({1, 2, os.cpu_count() or 1} - {own}):
             yield Variation("threads", size, (layouts.as_it_is(self.mask),), threads=size)
 
+    def observed(self, _: Sequence[int]) -> Iterator[Variation]:
+        """Yield the run with nothing observed within its stages; where nothing is, with all."""
+        asked = self.prepared.wanted
+        if not asked(layer=0, local=":out"):
+            raise UserError(
+                f"capture={asked.name} lacks outputs of blocks, which are held against each other",
+                "use capture=default.",
+            )
+        inside = asked(layer=0, local=_WITHIN)
+        wanted, detail = (_ENDS, "nothing inside") if inside else (_ALL, "everything inside")
+
+        def otherwise(prepared: Prepared) -> Prepared:
+            return replace(prepared, wanted=wanted)
+
+        own = layouts.as_it_is(self.mask)
+        yield Variation("observed", 0, (own,), detail, otherwise=otherwise)
+
+    def compiled(self, _: Sequence[int]) -> Iterator[Variation]:
+        """Yield the run with stages that become graphs in another way, or none. UserError."""
+        ways = self.prepared.backend.compiled_otherwise()
+        if not ways:
+            raise UserError("the backend has no other way to compile", "leave it out of job.axes.")
+        for detail, backend in ways.items():
+
+            def otherwise(prepared: Prepared, backend: Backend = backend) -> Prepared:
+                return replace(prepared, backend=backend)
+
+            own = layouts.as_it_is(self.mask)
+            yield Variation("compiled", 0, (own,), detail, otherwise=otherwise)
+
     @property
     def context(self) -> int:
         """The model's context, in tokens."""
@@ -210,4 +250,6 @@ VARY: dict[str, Callable[[Axes, Sequence[int]], Iterator[Variation]]] = {
     "draft": Axes.draft,
     "threads": Axes.threads,
     "bucket": Axes.bucket,
+    "observed": Axes.observed,
+    "compiled": Axes.compiled,
 }

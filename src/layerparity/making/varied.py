@@ -14,7 +14,7 @@ import torch
 from layerparity.anatomy.block import Block
 from layerparity.anatomy.family import CHOSEN_TOKENS
 from layerparity.anatomy.site import Place
-from layerparity.ground import progress
+from layerparity.ground import console, progress
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
 from layerparity.machine.device import Placed
@@ -202,6 +202,7 @@ class VariedRuns:
     base: StoredRun = field(init=False)
     manifest: Manifest = field(init=False)
     _result: PassResult = field(init=False)
+    _given_back: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.prepared.scope.takes and self.prepared.config.tp_degree > 1:
@@ -230,10 +231,13 @@ class VariedRuns:
         where.mkdir()
         recorder = Recorder(where)
         with threads_of(variation):
-            if variation.before is not None:
-                nothing = SitePatterns("nothing", ())
-                self._pass((variation.before,), Recorder(where), nothing, bar)
-            result = self._pass(variation.arrangements, recorder, self.prepared.wanted, bar)
+            if variation.otherwise is not None:
+                result = self._anew(variation, variation.otherwise(self.prepared), recorder, bar)
+            else:
+                if variation.before is not None:
+                    nothing = SitePatterns("nothing", ())
+                    self._pass((variation.before,), Recorder(where), nothing, bar)
+                result = self._pass(variation.arrangements, recorder, self.prepared.wanted, bar)
         manifest = replace(
             self.manifest,
             kind=RunKind.candidate.value,
@@ -263,8 +267,29 @@ class VariedRuns:
         return port.rows
 
     def _varied(self, arrangements: Sequence[Arrangement], shown: str = "") -> VariedPort:
-        pad, streams = pad_of(self.prepared.checkpoint.config), self.prepared.backend.streams
-        return VariedPort(self.port, arrangements, pad, streams, shown)
+        pad = pad_of(self.prepared.checkpoint.config)
+        reads = self.prepared.backend.streams or self._given_back
+        return VariedPort(self.port, arrangements, pad, reads, shown)
+
+    def _anew(
+        self, variation: Variation, prepared: Prepared, recorder: Recorder, bar: progress.Progress
+    ) -> PassResult:
+        """Run all stages of a run that is made otherwise, by a port of its own."""
+        stages = prepared.scope.stages
+        # Two ports would take the memory of both.
+        self._given_back = True
+        for stage in stages:
+            self.port.release(stage)
+        with console.brief(str(variation), set()):
+            port = make.build_port(prepared)
+        try:
+            varied = VariedPort(
+                port, variation.arrangements, pad_of(prepared.checkpoint.config), True
+            )
+            return run_stages(prepared, varied, recorder, prepared.wanted, bar)
+        finally:
+            for stage in stages:
+                port.release(stage)
 
     def _pass(
         self,

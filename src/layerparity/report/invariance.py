@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from layerparity.ground.errors import Exit
 from layerparity.ground.numeral import numeral
-from layerparity.judge.invariance import SelfComparison, SiteDifference
+from layerparity.judge.invariance import SelfComparison, SiteDifference, name_of
 from layerparity.mistakes.replayed import Replayed
 from layerparity.record.verdict import Outcome
 from layerparity.report.reasons import breach_text, reason
@@ -39,7 +39,7 @@ class InvarianceLine(NamedTuple):
     @property
     def name(self) -> str:
         """The axis, its size and which side of it."""
-        return f"{self.axis} {self.size} {self.detail}".strip()
+        return name_of(self.axis, self.size, self.detail)
 
     @property
     def ending(self) -> str:
@@ -51,7 +51,7 @@ class InvarianceLine(NamedTuple):
     def cells(self) -> tuple[str, ...]:
         """Return its row of the table."""
         found, first = self.found, self.found.first
-        start = (self.axis, f"{self.size} {self.detail}".strip(), f"{found.equal} of {found.sites}")
+        start = (self.axis, name_of("", self.size, self.detail), f"{found.equal} of {found.sites}")
         if first is None:
             return (*start, "", "", "", "", self.ending)
         ratio = "-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -221,6 +222,14 @@ class GpuBackend(Backend):
     def compile(self, module: nn.Module, arguments: Sequence[Any]) -> Any:
         """Return ``module`` compiled for these arguments where that was asked for."""
         return compiling.compile_stage(module, arguments) if self.compiles else module
+
+    def compiled_otherwise(self) -> dict[str, Backend]:
+        """Return this machine eager, or compiling. Raises UserError without a compiler."""
+        if not self.compiles:
+            compiling.require_tools(on_cuda=self._on_cuda)
+        other = copy.copy(self)
+        other.compiles = not self.compiles
+        return {f"backend.compile={str(other.compiles).lower()}": other}
 
     def facts(self) -> dict[str, str]:
         """Return GPUs, versions and threads, as tags."""

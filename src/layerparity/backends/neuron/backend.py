@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import re
 import warnings
@@ -207,6 +208,15 @@ class NeuronBackend(Backend):
             work = None if self.artefacts is None else self.artefacts.work
             self._graphs = Graphs(self.runtime.graph_compiler(work), self.artefacts)
         return StageGraph(module, self._graphs)
+
+    def compiled_otherwise(self) -> dict[str, Backend]:
+        """Return this machine with lazy tensors, or with one graph a stage, by the key's words."""
+        others = {Compile.lazy, Compile.export} - {self.mode}
+        found: dict[str, Backend] = {}
+        for mode in sorted(others, key=lambda each: each.value):
+            other = found[f"backend.compile={mode.value}"] = copy.copy(self)
+            other.mode, other.artefacts, other._graphs = mode, None, None
+        return found
 
     def counters(self) -> dict[str, Any]:
         """Return what the runtime counted since `open`."""
