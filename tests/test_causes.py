@@ -182,6 +182,7 @@ CASES = {
         {},
         phase="decode",
         step=1,
+        passed=["self_attn:q_rotated"],
         other_phase={"self_attn:k_rotated": row(site(3, "self_attn:k_rotated"))},
     ),
 }

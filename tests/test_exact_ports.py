@@ -125,11 +125,29 @@ def test_a_decode_step_that_turns_nothing_has_the_position_of_its_trace() -> Non
 
 
 def test_queries_that_fail_as_well_do_not_come_from_a_cache() -> None:
-    keys = decoded(drawn(2, 4, 8))
-    assert "decode_cache" in {each.id for each in suspected(keys)}
-    query = "self_attn:q_rotated"
-    both = replace(keys, rows={**keys.rows, query: row(site(3, query), Outcome.FAIL)})
-    assert "decode_cache" not in {each.id for each in suspected(both)}
+    keys, query = decoded(drawn(2, 4, 8)), "self_attn:q_rotated"
+
+    def named(outcome: Outcome) -> set[str]:
+        rows = {**keys.rows, query: row(site(3, query), outcome)}
+        return {each.id for each in suspected(replace(keys, rows=rows))}
+
+    assert "decode_cache" in named(Outcome.PASS)
+    assert "decode_cache" not in named(Outcome.FAIL)
+    # Where none are seen, the keys may as well be rotated by another position.
+    assert "decode_cache" not in {each.id for each in suspected(keys)}
+
+
+def test_keys_that_attention_did_not_read_were_written_elsewhere() -> None:
+    """Behind wrong keys that were read, attention is wrong, too."""
+    keys, out = decoded(drawn(2, 4, 8)), "self_attn:out"
+    prefill = replace(keys, site=site(3, keys.local), other_phase={})
+
+    def named(outcome: Outcome) -> set[str]:
+        rows = {**prefill.rows, out: row(site(3, out), outcome)}
+        return {each.id for each in suspected(replace(prefill, rows=rows))}
+
+    assert "decode_cache" in named(Outcome.PASS)
+    assert "decode_cache" not in named(Outcome.FAIL)
 
 
 # ---------------------------------------------------------------- sinks

@@ -45,6 +45,8 @@ MODELS: dict[str, Callable[[Path], Path]] = {
 NORMED = {"post_attention_layernorm:in", "post_attention_layernorm:out"}
 SHOWN = {
     "input_layernorm:out",
+    # Read from the paged cache.
+    "self_attn:k_rotated",
     "self_attn:out",
     "post_attention_layernorm:in",
     "post_attention_layernorm:out",
@@ -113,7 +115,7 @@ def test_what_one_request_leaves_for_the_next(
         refused = ran("llama", "float32", *words, "job.chunk=[1]")
         assert refused.exit == 2
         assert "holds no token of a shorter one" in refused.err
-        assert {*record["left_out"]} == {"chunk", "draft", "threads"}
+        assert {*record["left_out"]} == {"chunk", "draft", "threads", "compiled"}
         assert {"after 24 cached", "batch 4 last", "padding 8 right", "bucket 32"} <= {*lines}
 
 
@@ -174,12 +176,9 @@ def test_what_is_not_seen_is_said(judged: Judged) -> None:
             )
             for each in "qkv"
         },
-        **{
-            f"layers.0.self_attn:{each}_rotated": (
-                f"{within} (rotary is part of the QKV projection), so no hook sees it"
-            )
-            for each in "qk"
-        },
+        "layers.0.self_attn:q_rotated": (
+            f"{within} (rotary is part of the QKV projection), so no hook sees it"
+        ),
         **{
             f"layers.0.self_attn.{each}_norm:out": (
                 f"the checkpoint's block has no self_attn.{each}_norm"
@@ -199,15 +198,23 @@ def test_what_is_not_seen_is_said(judged: Judged) -> None:
         # Square, so that it fits either way.
         ("o_proj_untransposed", 1, "llama", BLOCK, "layers.0.self_attn:out", ""),
         ("keys_left_out", 2, "llama", BLOCK, "layers.0.self_attn.k_proj", "never_loaded"),
-        ("norm_after_rotary", 2, "qwen3", BLOCK, "layers.0.self_attn:out", ""),
+        ("norm_after_rotary", 2, "qwen3", BLOCK, "layers.0.self_attn:k_rotated", ""),
         ("residual_on_each_rank", 2, "llama", BLOCK, "layers.0.self_attn:out", ""),
         ("gate_and_up_swapped", 2, "llama", BLOCK, "layers.0.mlp:out", ""),
         ("router_bias_dropped", 2, "gpt_oss", BLOCK, "layers.0.mlp.gate:logits", ""),
         ("wrong_vocabulary_shard", 2, "llama", PREFILL, "embed_tokens:out", ""),
         ("off_by_one_block", 2, "llama", STEP, STEPPED, ""),
         ("blocks_of_another_request", 2, "llama", STEP, STEPPED, ""),
-        ("metadata_of_the_request_before", 2, "llama", STEP, STEPPED, ""),
-        ("position_of_the_longest", 2, "llama", STEP, STEPPED, ""),
+        # What is written wrong is seen in the cache, before anything reads it.
+        (
+            "metadata_of_the_request_before",
+            2,
+            "llama",
+            STEP,
+            "layers.0.self_attn:k_rotated",
+            "decode_cache",
+        ),
+        ("position_of_the_longest", 2, "llama", STEP, "layers.0.self_attn:k_rotated@decode.1", ""),
     ],
 )
 def test_a_mistake_is_named(

@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
-from layerparity.anatomy.site import DECODE
+from layerparity.anatomy.site import DECODE, Site
 from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.record.verdict import Outcome
 
+_QUERIES = "self_attn:q_rotated"
+
 
 class DecodeCache:
-    """Keys or attention pass in the prefill and fail in a decode step."""
+    """Keys or attention pass in the prefill and fail in a decode step, or keys alone fail."""
 
     def judge(self, evidence: Evidence) -> Cause | None:
-        """Return the cause where only decoding shows wrong keys or attention."""
+        """Return the cause where only decoding, or only what is cached, shows what is wrong."""
         site = evidence.site
-        if site is None or site.phase != DECODE or site.path.rpartition(".")[2] != "self_attn":
+        if site is None or site.path.rpartition(".")[2] != "self_attn":
             return None
-        if evidence.failed("self_attn:q_rotated"):
-            # Queries never go through a cache.
+        # Queries never go through a cache.
+        if evidence.failed(_QUERIES):
             return None
-        text = "the cache is read or written at the wrong place, or its mask shows empty slots"
-        reasons = [f"{evidence.local} fails at decode step {site.step} and passes in the prefill"]
-        lost = _lost_rows(evidence)
-        if lost:
-            rows = ", ".join(map(str, lost[:8]))
-            text = (
-                f"the cache row of decode step {site.step} holds zeros (sequence {rows}): the new "
-                "key was not written where it is read"
-            )
-            seen = [*reasons[:1], "the key is right before it goes into the cache"]
-            return Cause("decode_cache", text, seen, grade=SHOWN)
-        before = evidence.other_phase.get(evidence.local)
-        passes = before is not None and before.outcome is Outcome.PASS
-        if not passes or site.end not in ("k_rotated", "context"):
-            return None
-        return Cause("decode_cache", text, reasons, grade=SIGNS)
+        return _read_wrong(evidence, site) if site.phase == DECODE else _written_wrong(evidence)
+
+
+def _read_wrong(evidence: Evidence, site: Site) -> Cause | None:
+    """Return the cause where a decode step alone shows wrong keys or attention."""
+    text = "the cache is read or written at the wrong place, or its mask shows empty slots"
+    reasons = [f"{evidence.local} fails at decode step {site.step} and passes in the prefill"]
+    lost = _lost_rows(evidence)
+    if lost:
+        rows = ", ".join(map(str, lost[:8]))
+        text = (
+            f"the cache row of decode step {site.step} holds zeros (sequence {rows}): the new key "
+            "was not written where it is read"
+        )
+        seen = [*reasons, "the key is right before it goes into the cache"]
+        return Cause("decode_cache", text, seen, grade=SHOWN)
+    before = evidence.other_phase.get(evidence.local)
+    passes = before is not None and before.outcome is Outcome.PASS
+    # Keys that were rotated by a wrong position are no less wrong: queries tell.
+    told = site.end == "context" or (site.end == "k_rotated" and evidence.passed(_QUERIES))
+    return Cause("decode_cache", text, reasons, grade=SIGNS) if passes and told else None
+
+
+def _written_wrong(evidence: Evidence) -> Cause | None:
+    """Return the cause where a prefill attends what is right, and caches something else."""
+    behind = [each for each in ("self_attn:context", "self_attn:out") if evidence.passed(each)]
+    if not evidence.local.endswith("k_rotated") or not behind:
+        return None
+    text = (
+        "the keys that are cached are not those that attention read: they were written to other "
+        "slots, or something else was written over them"
+    )
+    return Cause("decode_cache", text, [f"{behind[0]} passes in the same pass"], grade=SIGNS)
 
 
 def _lost_rows(evidence: Evidence) -> list[int]:

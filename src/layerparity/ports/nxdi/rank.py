@@ -26,7 +26,8 @@ from layerparity.ports.nxdi.configuration import Described, configured, narrow, 
 from layerparity.ports.nxdi.cpu_branch import asking, take_devices
 from layerparity.ports.nxdi.loading import loaded
 from layerparity.ports.nxdi.passes import NxdiPass, adds_embeddings, pass_of, splits_tokens
-from layerparity.ports.nxdi.sites import NxdiWatched, RankLayout, channels_of, weights_of
+from layerparity.ports.nxdi.sites import NxdiWatched, RankLayout, weights_of
+from layerparity.ports.ranks.channels import RankHeads, channels_of
 from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
 from layerparity.ports.ranks.stage_weights import StageWeights, Traces
 
@@ -191,7 +192,13 @@ class NxdiRank(RankSide):
             # The model's own: one that has a single head of keys may not say so in config.json.
             keys = getattr(config, "num_key_value_heads", None) or self.sizes.kv_heads
             sharing = self.sizes.heads // max(1, keys)
-            made.layout = channels_of(weights.origins, weights.shapes, attention, sharing)
+            own = RankHeads(
+                *(
+                    int(getattr(attention, each, 0))
+                    for each in ("num_heads", "num_key_value_heads", "head_dim")
+                )
+            )
+            made.layout = channels_of(weights.origins, weights.shapes, own, sharing)
         self._stages[stage] = made
         return weights.used
 

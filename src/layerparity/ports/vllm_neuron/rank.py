@@ -15,6 +15,7 @@ from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError, said
 from layerparity.ports.base import Call
 from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
+from layerparity.ports.vllm_neuron.cached import KEYS, CachedParts
 from layerparity.ports.vllm_neuron.heads import of_own_queries
 from layerparity.ports.vllm_neuron.library import OUTSIDE, joined, model_class, version
 from layerparity.ports.vllm_neuron.loading import LoadedStage, StageLoader
@@ -174,7 +175,20 @@ class VllmNeuronRank(RankSide):
             for local, value in watched.canonical().items():
                 if local in sites:
                     sites[local].add(fed, value)
-        return _observed(sites, taps, self._stages[stage].weights.shapes)
+        observed = _observed(sites, taps, self._stages[stage].weights.shapes)
+        cached = self._cached(stage)
+        if cached is not None and KEYS in sites:
+            cached.show(observed, call)
+        return observed
+
+    def _cached(self, stage: str) -> CachedParts | None:
+        """Return what is cached of a block; None of a stage that caches nothing."""
+        made, caches = self._stages[stage], self._caches[stage]
+        specs = [each for each in made.model.get_kv_spec().layers if each.name in caches]
+        if Site(stage, "in").layer is None or len(specs) != 1:
+            return None
+        cache = caches[specs[0].name]
+        return CachedParts(self._pages, specs[0], cache, made.weights, self.sizes)
 
     def _gathered(self, local: str, call: Call) -> SiteParts:
         assets, width = self.assets, self.sizes.hidden

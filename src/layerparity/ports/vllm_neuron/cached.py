@@ -1,0 +1,66 @@
+"""What attention reads of a paged cache: rotated keys, which no hook within a kernel sees.
+
+Values are none of what the sites say: attention reads them here, and `v_proj` is what made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from layerparity.anatomy.family import HEADS
+from layerparity.anatomy.sizes import ModelSizes
+from layerparity.ports.base import Call
+from layerparity.ports.ranks.channels import RankHeads, by_head, channels_of
+from layerparity.ports.ranks.side import RankObserved
+from layerparity.ports.ranks.stage_weights import StageWeights
+from layerparity.ports.vllm_neuron.library import LayerSpec
+from layerparity.ports.vllm_neuron.passes import Pages
+
+KEYS = "self_attn:k_rotated"
+
+
+@dataclass(frozen=True)
+class CachedParts:
+    """A block's keys and values on one rank, where requests find them in the paged cache.
+
+    ``cache`` are those of all blocks of slots, [block, KV head, token in block, channel].
+    """
+
+    pages: Pages
+    spec: LayerSpec
+    cache: Sequence[torch.Tensor]
+    weights: StageWeights
+    sizes: ModelSizes
+
+    def rows(self, cached: torch.Tensor, call: Call, tokens: int) -> torch.Tensor:
+        """Return what is ``cached`` of the last ``tokens`` that were seen, [batch, token, channel].
+
+        Padding is zeros. The channels are those of this rank's heads.
+        """
+        mask = call.attention_mask.bool()
+        held = cached.transpose(1, 2).flatten(0, 1).flatten(1)
+        whole = held.new_zeros(*mask.shape, held.shape[-1])
+        for row, real in enumerate(mask):
+            places = torch.arange(int(real.sum()))
+            whole[row, real] = held[self.pages.slots(torch.full_like(places, row), places)]
+        return whole[:, mask.shape[1] - tokens :]
+
+    def show(self, observed: RankObserved, call: Call) -> None:
+        """Put the keys of a pass's tokens among what a rank observed, in canonical layout."""
+        keys, spec, sizes = self.cache[0], self.spec, self.sizes
+        if keys.dtype != observed.output.dtype:
+            why = f"it is cached in {str(keys.dtype).removeprefix('torch.')}"
+            observed.unseen[KEYS] = why
+            return
+        sharing = sizes.heads // sizes.kv_heads
+        heads = RankHeads(spec.num_kv_heads * sharing, spec.num_kv_heads, spec.head_size)
+        own = channels_of(self.weights.origins, self.weights.shapes, heads, sharing)["k_proj"]
+        parts = self.rows(keys, call, call.tokens)
+        if len(own) != parts.shape[-1]:
+            return
+        observed.unseen.pop(KEYS, None)
+        observed.specs[KEYS] = HEADS
+        observed.tensors[KEYS], observed.shares[KEYS] = by_head(parts, own, spec.head_size)
