@@ -190,6 +190,30 @@ def test_each_arrangement_of_a_right_model_holds_the_floor(ran: Ran, store: Path
         assert words_of_it in refused.err
 
 
+@pytest.mark.parametrize(
+    ("mistake", "cached"),
+    [
+        (
+            "step_one_slot_early",
+            "what layers.0 has cached is wrong: the keys of tokens 7 to 11; the values of tokens 7 "
+            "to 11",
+        ),
+        ("cache_of_first_row", "what layers.0 has cached is right at the end: it is read, "),
+    ],
+)
+def test_what_is_cached_tells_what_is_written_from_what_is_read(
+    ran: Ran, store: Path, mistake: str, cached: str
+) -> None:
+    """Over two ranks, of rows of other lengths; NxDI's begin with their first real token."""
+    words = ("job=invariance", "generate.max_new_tokens=0", "capture=default", "tp_degree=2")
+    ended = ran("small", "float32", *words, "job.after=[4]", wrong(mistake))
+    assert ended.exit == 1, ended.out + ended.err
+    run = next(iter(open_store(TrackingConfig(folder=str(store))).runs(kind="invariance")))
+    lines = json.loads(run.file("invariance.json").read_text())["variations"]
+    (said,) = [each["cached"] for each in lines if each["failing"]]
+    assert said.startswith(cached)
+
+
 def wrong(mistake: str) -> str:
     return f"port.neuron_config={{mistake: {mistake}}}"
 

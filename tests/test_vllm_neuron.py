@@ -111,6 +111,12 @@ def test_what_one_request_leaves_for_the_next(
     record = json.loads(run.file("invariance.json").read_text())
     lines = {f"{e['axis']} {e['size']} {e['detail']}".strip(): e for e in record["variations"]}
     assert [name for name, each in lines.items() if each["failing"]] == failing
+    if axes:
+        (line,) = [each for each in record["variations"] if each["failing"]]
+        assert line["cached"] == (
+            "what layers.0 has cached is wrong: the keys of tokens 0 to 7; the values of tokens 0 "
+            "to 7"
+        )
     if not axes:
         refused = ran("llama", "float32", *words, "job.chunk=[1]")
         assert refused.exit == 2

@@ -228,11 +228,10 @@ def _cached(
     It is held against what is ``right`` in this variation, by name.
     """
     from layerparity.judge.cached import cached_apart, holds_all, in_words
-    from layerparity.ports.known.hf import HfPort
 
     within_attention = "." not in site.component and site.component != "mlp"
-    own = isinstance(runs.port, HfPort) and len(variation.arrangements) == 1
-    if not right or not own or not within_attention or "norm" in site.component:
+    whole = len(variation.arrangements) == 1
+    if not right or not whole or not within_attention or "norm" in site.component:
         # Nothing is cached here, or what is wrong comes before that, or behind it.
         return ""
     held: dict[str, torch.Tensor] = {}

@@ -31,7 +31,7 @@ class CachedApart:
 def cached_apart(
     varied: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor], mask: torch.Tensor
 ) -> list[CachedApart]:
-    """Return what differs between two caches of a block, by name as `HfCache.rows` gives them.
+    """Return what differs between two caches of a block, by name as `Port.cache_rows` gives them.
 
     ``mask`` is int64 [batch, seen token], 1 for real tokens.
     """

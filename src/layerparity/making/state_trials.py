@@ -60,7 +60,7 @@ class StateTrials:
 
     A mistake that changes nothing there is left out. All is computed on the CPU; nothing is yielded
     where the model cannot be, which is said. ``cached`` is what the sound block's cache holds at
-    the end, by name as `HfCache.rows` gives it; empty before, and without one.
+    the end, by name as `Port.cache_rows` gives it; empty before, and without one.
     """
 
     runs: VariedRuns

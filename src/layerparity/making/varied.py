@@ -13,7 +13,6 @@ import torch
 
 from layerparity.anatomy.block import Block
 from layerparity.anatomy.family import CHOSEN_TOKENS
-from layerparity.anatomy.site import Place
 from layerparity.ground import console, progress
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
@@ -26,7 +25,6 @@ from layerparity.making.prepare import Prepared
 from layerparity.making.request.inputs import pad_of
 from layerparity.making.variations import Variation
 from layerparity.ports.base import Call, Observed, Port
-from layerparity.ports.observed.static_cache import HfCache
 from layerparity.ports.ranks.port import RanksPort
 from layerparity.record.folder import RunFolder
 from layerparity.record.manifest import Manifest, SitePatterns
@@ -41,8 +39,8 @@ class VariedPort(Port):
 
     Outside it, values have the shape [batch, token, ...] of the run. Between stages that are
     chained, the port's own values go on, padding and strangers among them. ``pad`` is the id of
-    added padding; with ``reads`` weights are loaded anew, else they are there. What transformers'
-    cache of one ``shown`` block holds at the end is in ``rows`` (`HfCache.rows`).
+    added padding; with ``reads`` weights are loaded anew, else they are there. What the cache of
+    one ``shown`` block holds at the end is in ``rows`` (`Port.cache_rows`).
     """
 
     def __init__(
@@ -115,10 +113,8 @@ class VariedPort(Port):
                 for call, part in zip(calls, arrangement.parts, strict=True)
             ]
             parts.append((arrangement, _joined(observed)))
-        last = self._calls[0][-1]
-        if stage == self.shown and isinstance(last.cache, HfCache):
-            layer = Place.parse(stage).layer
-            self.rows = {} if layer is None else last.cache.rows(layer, last)
+        if stage == self.shown:
+            self.rows = self.port.cache_rows(stage)
         self._states = [each.output for _, each in parts]
         first = parts[0][1]
         output = self._put_back([(each, seen.output) for each, seen in parts])

@@ -166,6 +166,15 @@ class Port(ABC):
         """Return which rank held what, and whose replicas disagreed, of a port of several ranks."""
         return RankRecord()
 
+    def cache_rows(self, stage: str) -> dict[str, torch.Tensor]:
+        """Return what a stage's cache holds after a pass, on the CPU, by what it is.
+
+        ``keys`` and ``values`` are [batch, token, head, channel] of all tokens that were seen, or
+        of the last ones that a window keeps; states are [batch, ...]. Empty where the port shows
+        none.
+        """
+        return {}
+
     def cached(self, stage: str) -> dict[str, torch.Tensor] | None:
         """Return what the last pass put into its cache at a stage, on the CPU, by names of its own.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ from layerparity.ground.profile import Spent
 from layerparity.model import idle_skeletons
 from layerparity.model.arguments import taken
 from layerparity.model.layer_classes import classes_of
-from layerparity.ports.base import Assets, Call, Observed, Port
+from layerparity.ports.base import Assets, Call, Observed
 from layerparity.ports.observed import emulated
+from layerparity.ports.observed.caching_port import CachingPort
 from layerparity.ports.observed.canonical import (
     FED,
     REPLAYED,
@@ -24,7 +25,6 @@ from layerparity.ports.observed.canonical import (
     shown,
 )
 from layerparity.ports.observed.handed import HANDED, for_block, source, take_out
-from layerparity.ports.observed.static_cache import HfCache
 from layerparity.ports.replay_keys import ALL, check_replay
 from layerparity.record.ranks import RankRecord
 from layerparity.settings.config import Config, DType, FeedMode
@@ -48,7 +48,7 @@ Settings = emulated.Settings
 _OUTPUT = "__output__"
 
 
-class HfPort(Port):
+class HfPort(CachingPort):
     """transformers' modules, on a skeleton that is filled one stage at a time.
 
     With ``replay`` every router chooses what the golden's did, where the pass says what that was;
@@ -318,51 +318,6 @@ class HfPort(Port):
         inside = {Place.parse(stage).layer for stage in stages}
         known = {n: kind for n, kind in classes.items() if n in inside and kind in proof.kinds}
         self._kinds = {layer: proof.kinds[kind] for layer, kind in known.items()}
-
-    def new_cache(self, batch: int, max_tokens: int) -> HfCache:
-        """Return transformers' static cache with a host-side twin that only counts."""
-        return HfCache(self.skeleton, max_tokens)
-
-    def cached(self, stage: str) -> dict[str, torch.Tensor] | None:
-        """Return keys and values [batch, head, token, channel] that a pass just put in at a stage.
-
-        Empty where the stage keeps none, None for a cache that holds more than these, and where
-        stages hand on more than their state.
-        """
-        place, cache = Place.parse(stage), self.cache
-        if self.begun.handed:
-            return None
-        if cache is None or place.layer is None:
-            return {}
-        backend = self.assets.backend
-        found = cache.newest(place.layer, self.begun, lambda value: backend.send(stage, value))
-        return found and backend.fetch(found)
-
-    def refill(self, stage: str, cached: Mapping[str, torch.Tensor]) -> None:
-        """Put keys and values [batch, head, token, channel] into the cache, as the pass did."""
-        place, backend = Place.parse(stage), self.assets.backend
-        if self.cache is not None and place.layer is not None and cached:
-            layer = self.cache.device.layers[place.layer]
-            layer.update(*(backend.send(stage, cached[name]) for name in ("keys", "values")))
-            # Lazy operations would become part of the next stage's graph.
-            backend.fetch({})
-
-    def taking_back(self, stage: str) -> Callable[[], None]:
-        """Return what makes the cache, at a stage, what it is now, after more was put in."""
-        if not isinstance(self.cache, HfCache):
-            return super().taking_back(stage)
-        return self.cache.taking_back(Place.parse(stage).layer, self.assets.backend)
-
-    @property
-    def begun(self) -> Call:
-        """The pass that was begun."""
-        assert self._call is not None, "begin() comes before run()"
-        return self._call
-
-    @property
-    def cache(self) -> HfCache | None:
-        """The cache of the pass that was begun, or None."""
-        return self._call.cache if self._call is not None else None
 
     def takes_batches_apart(self, stage: str) -> bool:
         """Say whether a small model's component gives two batches in one call what it gives each.

@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from layerparity.ground.errors import UserError
 from layerparity.ports.base import Call
+from layerparity.ports.ranks.channels import by_head
+from layerparity.ports.ranks.side import Cached
 
 # A model of NxDI's, whose classes are not here to be named.
 Model = Any
@@ -39,7 +41,8 @@ class NxdiPass:
     ``shifts`` is int64 [batch]: how many padded tokens stand before each row of the prefill.
     ``bucket`` is how many tokens of each row NxDI is given: those of the run, and padding behind
     them. ``positions`` are int64 [batch, bucket] of the turned rows, ``seen`` int64 [batch], how
-    many real tokens of each row there are with this pass.
+    many real tokens of each row there are with this pass; ``real`` is the run's mask, int64 [batch,
+    token so far].
     """
 
     batch: int
@@ -49,6 +52,7 @@ class NxdiPass:
     shifts: torch.Tensor
     positions: torch.Tensor
     seen: torch.Tensor
+    real: torch.Tensor
 
     def turned(self, value: torch.Tensor) -> torch.Tensor:
         """Return [batch, token, ...] with each row's padding behind it, [batch, bucket, ...]."""
@@ -60,6 +64,28 @@ class NxdiPass:
     def back(self, value: torch.Tensor) -> torch.Tensor:
         """Return [batch, bucket, ...] of turned rows as the run has them, [batch, token, ...]."""
         return _rolled(value[:, : self.tokens], self.shifts) if self.prefill else value
+
+    def cached(
+        self, held: Sequence[torch.Tensor], layout: Mapping[str, torch.Tensor], size: int
+    ) -> Cached:
+        """Return a block's keys and values as the run has its tokens, and whose heads they are.
+
+        ``held`` are NxDI's, [batch, head, place, channel], in which each row begins with its first
+        real token; keys may be turned for the product with queries. ``layout`` says which channels
+        of the whole the rank has, ``size`` of them a head. None is returned of a window.
+        """
+        found: Cached = {}
+        for name, value in zip(("keys", "values"), held, strict=True):
+            channels = layout[f"{name[0]}_proj"]
+            turned = value if value.shape[-1] == size else value.transpose(2, 3)
+            rows = turned.transpose(1, 2).flatten(2)
+            if rows.shape[1] < int(self.seen.max()) or rows.shape[-1] != len(channels):
+                continue
+            whole = rows.new_zeros(*self.real.shape, rows.shape[-1])
+            for row, own in enumerate(self.real.bool()):
+                whole[row, own] = rows[row, : int(own.sum())]
+            found[name] = by_head(whole, channels, size)
+        return found
 
     def given_to(self, model: Model, given: torch.Tensor, rank: int, count: int) -> torch.Tensor:
         """Return what one of ``count`` ranks is given of [batch, bucket, channel].
@@ -232,7 +258,7 @@ def pass_of(call: Call, window: int) -> NxdiPass:
         bucket = max(bucket, window)
         places = torch.arange(bucket)[None].expand(call.batch, -1)
         positions = places.where(places < seen[:, None], torch.tensor(_PADDED))
-    return NxdiPass(call.batch, call.tokens, bucket, prefill, shifts, positions, seen)
+    return NxdiPass(call.batch, call.tokens, bucket, prefill, shifts, positions, seen, mask)
 
 
 def _rolled(value: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:

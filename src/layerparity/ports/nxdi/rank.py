@@ -28,7 +28,7 @@ from layerparity.ports.nxdi.loading import loaded
 from layerparity.ports.nxdi.passes import NxdiPass, adds_embeddings, pass_of, splits_tokens
 from layerparity.ports.nxdi.sites import NxdiWatched, RankLayout, weights_of
 from layerparity.ports.ranks.channels import RankHeads, channels_of
-from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
+from layerparity.ports.ranks.side import Cached, Held, RankAssets, RankObserved, RankSide
 from layerparity.ports.ranks.stage_weights import StageWeights, Traces
 
 OUTSIDE = (EMBEDDING, NORM, HEAD)
@@ -271,6 +271,14 @@ class NxdiRank(RankSide):
             with watched.watching():
                 output = now.through(model, own, mask, now.positions, cached=bool(self._room))
         return self._observed(stage, watched.seen, output)
+
+    def cached(self, stage: str) -> Cached:
+        """Return what NxDI's cache of a block holds, where it holds all tokens that were seen."""
+        made, now = self._stages[stage], self._pass
+        if stage in OUTSIDE or now is None or not self._room:
+            return {}
+        size = int(getattr(self._watched(made, now).module("self_attn"), "head_dim", 0))
+        return now.cached(made.prefill.kv_mgr.past_key_values, made.layout, size)
 
     def _scale_at_entry(self, now: NxdiPass) -> float:
         """Return what the first block multiplies its input by, where the golden's embedding does.

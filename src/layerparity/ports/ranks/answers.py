@@ -14,7 +14,7 @@ from layerparity.model.resolve import checkpoint_at
 from layerparity.numbers.rank_parts import WHOLE, PartKind, RankShare
 from layerparity.ports import port_loads
 from layerparity.ports.base import Call
-from layerparity.ports.ranks.side import RankAssets, RankObserved, RankSide
+from layerparity.ports.ranks.side import Cached, RankAssets, RankObserved, RankSide
 from layerparity.record.manifest import SitePatterns
 
 if TYPE_CHECKING:
@@ -108,6 +108,11 @@ class Answers:
         seen = {f"site {local}": value for local, value in observed.tensors.items()}
         return told, {OUTPUT: observed.output, **seen}
 
+    def _cached(self, header: Mapping[str, Any], _: Tensors) -> Answer:
+        cached = self.side.cached(header["stage"])
+        shares = {name: asdict(share) for name, (_, share) in cached.items()}
+        return {"shares": shares}, {name: value for name, (value, _) in cached.items()}
+
     def _release(self, header: Mapping[str, Any], _: Tensors) -> Answer:
         self.side.release(header["stage"])
         return {}, {}
@@ -151,6 +156,11 @@ def observed_of(header: Mapping[str, Any], tensors: Tensors) -> RankObserved:
         {local: _share(each["share"]) for local, each in sites.items()},
         dict(header["unseen"]),
     )
+
+
+def cached_of(header: Mapping[str, Any], tensors: Tensors) -> Cached:
+    """Return what a rank has of a cache, of its answer to ``cached``."""
+    return {name: (tensors[name], _share(raw)) for name, raw in header["shares"].items()}
 
 
 def _share(raw: Mapping[str, Any]) -> RankShare:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from layerparity.machine.neuron import RuntimeChoice
 from layerparity.numbers.rank_parts import PartKind, RankShare, merge, slice_alone
 from layerparity.ports import port_loads
 from layerparity.ports.base import Assets, Call, Observed, Port
-from layerparity.ports.ranks.answers import Answer, observed_of
+from layerparity.ports.ranks.answers import Answer, cached_of, observed_of
 from layerparity.ports.ranks.child import imported
 from layerparity.ports.ranks.group import RankGroup
 from layerparity.ports.ranks.side import RankSide
@@ -179,6 +180,17 @@ class RanksPort(Port):
         """Have every rank make its cache; what is returned stands for all of them."""
         self.group.call("new_cache", batch=batch, max_tokens=max_tokens)
         return True
+
+    def cache_rows(self, stage: str) -> dict[str, torch.Tensor]:
+        """Return what the ranks hold together of a stage's cache; nothing where it is no whole."""
+        answers = [cached_of(*answer) for answer in self.group.call("cached", stage=stage)]
+        rows = {}
+        for name in answers[0]:
+            parts = [each[name] for each in answers if name in each]
+            with suppress(ValueError):
+                values, shares = zip(*parts, strict=True)
+                rows[name] = merge(values, shares).tensor
+        return rows
 
     def taking_back(self, stage: str) -> Callable[[], None]:
         """Refuse: no rank can be told."""

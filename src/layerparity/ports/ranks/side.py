@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from layerparity.record.manifest import SitePatterns
 
 
+# What a rank has of a cache, by what it is, and which part of the whole that is.
+Cached = dict[str, tuple["torch.Tensor", RankShare]]
+
+
 @dataclass(frozen=True)
 class RankAssets:
     """What a rank is built from.
@@ -140,6 +144,13 @@ class RankSide(ABC):
     @abstractmethod
     def new_cache(self, batch: int, max_tokens: int) -> None:
         """Make a cache for ``max_tokens`` tokens a sequence. Raises UserError without."""
+
+    def cached(self, stage: str) -> Cached:
+        """Return what the last pass left in a stage's cache, [batch, token, head, channel].
+
+        Tokens are all that were seen, padding among them. Empty where the rank shows none.
+        """
+        return {}
 
     def release(self, stage: str) -> None:  # noqa: B027
         """Give a stage's memory back."""

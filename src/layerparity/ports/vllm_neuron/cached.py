@@ -14,7 +14,7 @@ from layerparity.anatomy.family import HEADS
 from layerparity.anatomy.sizes import ModelSizes
 from layerparity.ports.base import Call
 from layerparity.ports.ranks.channels import RankHeads, by_head, channels_of
-from layerparity.ports.ranks.side import RankObserved
+from layerparity.ports.ranks.side import Cached, RankObserved
 from layerparity.ports.ranks.stage_weights import StageWeights
 from layerparity.ports.vllm_neuron.library import LayerSpec
 from layerparity.ports.vllm_neuron.passes import Pages
@@ -50,17 +50,28 @@ class CachedParts:
 
     def show(self, observed: RankObserved, call: Call) -> None:
         """Put the keys of a pass's tokens among what a rank observed, in canonical layout."""
-        keys, spec, sizes = self.cache[0], self.spec, self.sizes
+        keys = self.cache[0]
         if keys.dtype != observed.output.dtype:
             why = f"it is cached in {str(keys.dtype).removeprefix('torch.')}"
             observed.unseen[KEYS] = why
             return
-        sharing = sizes.heads // sizes.kv_heads
+        shown = self.held(call, call.tokens).get("keys")
+        if shown is not None:
+            observed.unseen.pop(KEYS, None)
+            observed.specs[KEYS] = HEADS
+            observed.tensors[KEYS], observed.shares[KEYS] = shown
+
+    def held(self, call: Call, tokens: int) -> Cached:
+        """Return keys and values of the last ``tokens`` that were seen, and whose heads they are.
+
+        They are [batch, token, head, channel], the channels of a head in canonical order.
+        """
+        spec, sharing = self.spec, self.sizes.heads // self.sizes.kv_heads
         heads = RankHeads(spec.num_kv_heads * sharing, spec.num_kv_heads, spec.head_size)
-        own = channels_of(self.weights.origins, self.weights.shapes, heads, sharing)["k_proj"]
-        parts = self.rows(keys, call, call.tokens)
-        if len(own) != parts.shape[-1]:
-            return
-        observed.unseen.pop(KEYS, None)
-        observed.specs[KEYS] = HEADS
-        observed.tensors[KEYS], observed.shares[KEYS] = by_head(parts, own, spec.head_size)
+        channels = channels_of(self.weights.origins, self.weights.shapes, heads, sharing)
+        found: Cached = {}
+        for name, each in zip(("keys", "values"), self.cache, strict=True):
+            own, rows = channels[f"{name[0]}_proj"], self.rows(each, call, tokens)
+            if len(own) == rows.shape[-1]:
+                found[name] = by_head(rows, own, spec.head_size)
+        return found

@@ -14,7 +14,7 @@ from layerparity.anatomy.site import EMBEDDING, HEAD, Site
 from layerparity.anatomy.sizes import sizes_of
 from layerparity.ground.errors import UserError, said
 from layerparity.ports.base import Call
-from layerparity.ports.ranks.side import Held, RankAssets, RankObserved, RankSide
+from layerparity.ports.ranks.side import Cached, Held, RankAssets, RankObserved, RankSide
 from layerparity.ports.vllm_neuron.cached import KEYS, CachedParts
 from layerparity.ports.vllm_neuron.heads import of_own_queries
 from layerparity.ports.vllm_neuron.library import OUTSIDE, joined, model_class, version
@@ -189,6 +189,13 @@ class VllmNeuronRank(RankSide):
             return None
         cache = caches[specs[0].name]
         return CachedParts(self._pages, specs[0], cache, made.weights, self.sizes)
+
+    def cached(self, stage: str) -> Cached:
+        """Return what the paged cache holds of a block, of all tokens that were seen."""
+        cached, call = self._cached(stage), self._call
+        if cached is None or call is None:
+            return {}
+        return cached.held(call, call.attention_mask.shape[1])
 
     def _gathered(self, local: str, call: Call) -> SiteParts:
         assets, width = self.assets, self.sizes.hidden

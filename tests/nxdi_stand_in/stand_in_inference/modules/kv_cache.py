@@ -16,6 +16,7 @@ class KVCacheManager(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         neuron = config.neuron_config
+        self.mistake = neuron.mistake
         heads = sharded_heads(config).keys // neuron.tp_degree
         shape = (neuron.batch_size, heads, neuron.seq_len, config.head_dim)
         blank = torch.zeros(shape, dtype=neuron.torch_dtype)
@@ -43,6 +44,8 @@ class KVCacheManager(nn.Module):
         for old, fresh in zip(self.past_key_values[2 * layer : 2 * layer + 2], new, strict=True):
             whole = old.clone()
             places = position_ids if position_ids.shape[1] == 1 else torch.arange(fresh.shape[2])
+            if self.mistake == "step_one_slot_early" and position_ids.shape[1] == 1:
+                places = places - 1
             places = places.expand(len(fresh), -1)[:, None, :, None].expand(fresh.shape)
             whole[seq_ids] = whole[seq_ids].scatter(2, places, fresh.to(whole.dtype))
             made.append(whole)
