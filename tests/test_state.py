@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import Ended
 
-from layerparity.judge.cached import cached_apart, holds_all, in_words
+from layerparity.judge.cached import cached_apart, holds_all, in_words, surely_right
 from layerparity.mistakes.catalogue import catalogue, mistakes_of_state, of_state
 from layerparity.selftest.models import make_model
 from layerparity.settings.tracking import TrackingConfig
@@ -51,6 +51,8 @@ PLANTED = [
     ("last_slot_not_written", "minimax_m2", "cache=[40]", "40", "layers.0.self_attn:out", 39),
     ("slots_of_another_sequence", "llama", "cache=[40]", "40", "layers.0.self_attn:out", 0),
     ("cache_scale_of_another_layer", "llama", "cache=[40]", "40", "layers.1.self_attn:out", 0),
+    ("cache_in_float8", "llama", "cache=[40]", "40", "layers.0.self_attn:out", 0),
+    ("cache_in_float8", "deepseek_v3", "chunk=[20]", "20", "layers.0.self_attn:out", 0),
     ("ring_one_early", "gpt_oss", "chunk=[10]", "10", "layers.0.self_attn:out", 10),
     ("draft_not_taken_back", "llama", "draft=[4]", "4", "layers.0.self_attn:out", 20),
     ("draft_not_taken_back", "gpt_oss", "draft=[1]", "1", "layers.0.self_attn:out", 20),
@@ -105,7 +107,9 @@ def made(base: Path, family: str) -> Path:
 def varied(cli: Cli, store: Path, shared: Path) -> Callable[..., tuple[Ended, dict[str, Any]]]:
     """Return a function that varies a family's model, fed as its golden; and what it kept."""
 
-    def vary(family: str, *words: str, rows: int = 1) -> tuple[Ended, dict[str, Any]]:
+    def vary(
+        family: str, *words: str, rows: int = 1, both: tuple[str, ...] = ()
+    ) -> tuple[Ended, dict[str, Any]]:
         ids = torch.randint(3, 250, (rows, TOKENS), generator=torch.Generator().manual_seed(rows))
         Path("ids.json").write_text(json.dumps(ids.tolist()))
         of = (
@@ -113,8 +117,8 @@ def varied(cli: Cli, store: Path, shared: Path) -> Callable[..., tuple[Ended, di
             f"model.path={made(store.parent / 'models', family)}",
             "threads=1",
         )
-        here = (f"tracking.folder={store}", "backend=gpu", "device_map=cpu", *of)
-        name = f"{family}-{rows}"
+        here = (f"tracking.folder={store}", "backend=gpu", "device_map=cpu", *of, *both)
+        name = f"{family}-{rows}-{len(both)}"
         held = open_store(TrackingConfig(folder=str(store))).runs(kind="golden")
         if name not in {run.name for run in held}:
             fed = ("inputs=tokens", "inputs.file=ids.json", "reference.components=false")
@@ -170,7 +174,12 @@ def test_rows_of_a_cache_that_are_others_are_named_by_token_and_head() -> None:
     # What a window or a state has forgotten may have been wrong.
     assert holds_all(held, mask) and not holds_all({"keys": held["keys"][:, 2:]}, mask)
     assert not holds_all({"recurrent states 0": torch.ones(2, 4)}, mask)
-    assert not in_words([], "layers.3", whole=False)
+    assert not in_words([], "layers.3", surely=False)
+    assert surely_right(held, right, mask)
+    # Of eight bits a row is neither another one nor, in a type of few bits, surely right.
+    narrow = {name: each.bfloat16() for name, each in right.items()}
+    coarse = {n: each.to(torch.float8_e4m3fn).bfloat16() for n, each in narrow.items()}
+    assert not cached_apart(coarse, narrow, mask) and not surely_right(coarse, narrow, mask)
     # Padding counts for nothing.
     held["keys"][1, 0], held["values"][1, 4:] = 9.0, 0.0
     held["keys"][0, 2:5, 1] = right["keys"][0, 1:4, 1]
@@ -204,6 +213,20 @@ def test_sound_sequences_hold_the_floor(
     assert ended.exit == 0, ended.out
     assert len(record["variations"]) == 22
     assert {each["ending"] for each in record["variations"]} <= {"equal", "within the floor"}
+
+
+def test_a_cache_of_eight_bits_holds_a_floor_of_its_own(
+    varied: Callable[..., tuple[Ended, dict[str, Any]]],
+) -> None:
+    """What is read from it is rounded, what a prefill attends is not; and a mistake beside it."""
+    meant = ("dtype=bfloat16", "operands=[cache_float8_e4m3]")
+    own = ("port=fault", "port.name=cache_in_float8", "job.axes=[after,chunk,cache,draft]")
+    ended, record = varied("minimax_m2", *own, rows=2, both=meant)
+    assert ended.exit == 0, ended.out + ended.err
+    endings = [each["ending"] for each in record["variations"]]
+    assert {*endings} == {"equal", "within the floor"} and endings.count("within the floor") >= 7
+    wrong = ("port=fault", "port.name=slots_off_by_block", "job.cache=[40]")
+    assert varied("minimax_m2", *wrong, rows=2, both=meant)[0].exit == 1
 
 
 def test_a_mistake_of_state_says_what_shows_it(cli: Cli, golden_here: Callable[..., None]) -> None:

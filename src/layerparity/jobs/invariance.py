@@ -227,7 +227,7 @@ def _cached(
 
     It is held against what is ``right`` in this variation, by name.
     """
-    from layerparity.judge.cached import cached_apart, holds_all, in_words
+    from layerparity.judge.cached import cached_apart, in_words, surely_right
 
     within_attention = "." not in site.component and site.component != "mlp"
     whole = len(variation.arrangements) == 1
@@ -242,7 +242,7 @@ def _cached(
         return ""
     mask = runs.prepared.inputs.attention_mask
     apart = cached_apart(held, right, mask)
-    return in_words(apart, site.place.stage, whole=holds_all(right, mask))
+    return in_words(apart, site.place.stage, surely=surely_right(held, right, mask))
 
 
 def _following(config: Config, lines: Sequence[InvarianceLine]) -> str:

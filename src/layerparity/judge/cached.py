@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 # A row is another one from this part of its own size on, or from so many steps of its type on:
-# what rounding moves is far less, and another token's is off by all of it.
-_APART, _STEPS = 0.01, 16
+# what rounding moves is far less, and another token's is off by all of it. Between one and two of
+# the steps it may be either, as of a cache of few bits.
+_APART, _STEPS, _SURELY = 0.01, 16, 2
 # What has a row for each token.
 _ROWS = ("keys", "values")
 
@@ -28,19 +29,29 @@ class CachedApart:
     empty: bool = False
 
 
-def cached_apart(
+def surely_right(
     varied: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tensor], mask: torch.Tensor
+) -> bool:
+    """Say whether a cache is right beyond doubt, and holds all; arguments are `cached_apart`'s."""
+    return holds_all(right, mask) and not cached_apart(varied, right, mask, _SURELY)
+
+
+def cached_apart(
+    varied: Mapping[str, torch.Tensor],
+    right: Mapping[str, torch.Tensor],
+    mask: torch.Tensor,
+    steps: int = _STEPS,
 ) -> list[CachedApart]:
     """Return what differs between two caches of a block, by name as `Port.cache_rows` gives them.
 
-    ``mask`` is int64 [batch, seen token], 1 for real tokens.
+    ``mask`` is int64 [batch, seen token], 1 for real tokens; rounding moves by less than ``steps``.
     """
     found = []
     for name, held in varied.items():
         sound = right.get(name)
         if sound is None or sound.shape != held.shape:
             continue
-        limit = max(_APART, _STEPS * torch.finfo(held.dtype).eps)
+        limit = max(_APART, steps * torch.finfo(held.dtype).eps)
         mine, other = held.double(), sound.double()
         if name not in _ROWS:
             # NaN is no agreement.
@@ -78,14 +89,14 @@ def holds_all(held: Mapping[str, torch.Tensor], mask: torch.Tensor) -> bool:
     )
 
 
-def in_words(apart: Sequence[CachedApart], block: str, *, whole: bool = True) -> str:
+def in_words(apart: Sequence[CachedApart], block: str, *, surely: bool = True) -> str:
     """Return what is said of a block's cache, of which parts are ``apart``.
 
-    Of one that does not hold the ``whole`` text nothing is said where no part is.
+    Where none is, and it is not ``surely`` right, nothing is.
     """
     if not apart:
         right = "it is read, masked or placed wrongly, or written too late, or it is not the cache"
-        return f"what {block} has cached is right at the end: {right}" if whole else ""
+        return f"what {block} has cached is right at the end: {right}" if surely else ""
     said = []
     for each in apart:
         words = f"the {each.name}"
