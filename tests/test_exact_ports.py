@@ -142,12 +142,15 @@ def test_keys_that_attention_did_not_read_were_written_elsewhere() -> None:
     keys, out = decoded(drawn(2, 4, 8)), "self_attn:out"
     prefill = replace(keys, site=site(3, keys.local), other_phase={})
 
-    def named(outcome: Outcome) -> set[str]:
+    def named(outcome: Outcome, port: str = "vllm_neuron") -> set[str]:
         rows = {**prefill.rows, out: row(site(3, out), outcome)}
-        return {each.id for each in suspected(replace(prefill, rows=rows))}
+        facts = {**prefill.facts, "port": port}
+        return {each.id for each in suspected(replace(prefill, rows=rows, facts=facts))}
 
     assert "decode_cache" in named(Outcome.PASS)
     assert "decode_cache" not in named(Outcome.FAIL)
+    # What attention reads there is what the port shows.
+    assert "decode_cache" not in named(Outcome.PASS, "hf")
 
 
 # ---------------------------------------------------------------- sinks

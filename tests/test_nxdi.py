@@ -171,14 +171,14 @@ def conclusion(verdict: Verdict) -> str:
 def test_each_arrangement_of_a_right_model_holds_the_floor(ran: Ran, store: Path) -> None:
     """Requests before, batches, padding and caches; what its models cannot do is left out."""
     words = ("job=invariance", "generate.max_new_tokens=0", "capture=default", "job.after=[4,12]")
-    axes = "job.axes=[repeat,after,batch,padding,cache,bucket]"
+    axes = "job.axes=[observed,repeat,after,batch,padding,cache,bucket]"
     ended = ran("llama", "float32", *words, axes, cls=LLAMA)
     assert ended.exit == 0, ended.out + ended.err
     run = next(iter(open_store(TrackingConfig(folder=str(store))).runs(kind="invariance")))
     record = json.loads(run.file("invariance.json").read_text())
     assert not record["left_out"]
     assert {each["axis"] for each in record["variations"]} == {
-        *("repeat", "after", "batch", "padding", "cache", "bucket")
+        *("observed", "repeat", "after", "batch", "padding", "cache", "bucket")
     }
     for asked, words_of_it in (
         ("job.chunk=[6]", "NxdiPort computes a prompt at once: one token goes on behind it"),
@@ -206,7 +206,8 @@ def test_what_is_cached_tells_what_is_written_from_what_is_read(
 ) -> None:
     """Over two ranks, of rows of other lengths; NxDI's begin with their first real token."""
     words = ("job=invariance", "generate.max_new_tokens=0", "capture=default", "tp_degree=2")
-    ended = ran("small", "float32", *words, "job.after=[4]", wrong(mistake))
+    axes = ("job.axes=[observed,after]", "job.after=[4]")
+    ended = ran("small", "float32", *words, *axes, wrong(mistake))
     assert ended.exit == 1, ended.out + ended.err
     run = next(iter(open_store(TrackingConfig(folder=str(store))).runs(kind="invariance")))
     lines = json.loads(run.file("invariance.json").read_text())["variations"]

@@ -98,14 +98,22 @@ def judged(ran: Ran, store: Path, concluded: Callable[[Path, str, str], Verdict]
 
 @pytest.mark.parametrize(
     ("mistake", "axes", "failing"),
-    [("", "", []), ("metadata_of_the_request_before", "job.after=[40]", ["after 40 cached"])],
+    [
+        ("", (), []),
+        # A port that runs unobserved in between takes nothing of the first request away.
+        (
+            "metadata_of_the_request_before",
+            ("job.axes=[observed,after]", "job.after=[40]"),
+            ["after 40 cached"],
+        ),
+    ],
 )
 def test_what_one_request_leaves_for_the_next(
-    ran: Ran, store: Path, mistake: str, axes: str, failing: list[str]
+    ran: Ran, store: Path, mistake: str, axes: tuple[str, ...], failing: list[str]
 ) -> None:
     """A right model holds the floor in each arrangement; slots of a longer request do not."""
     words = ("job=invariance", "generate.max_new_tokens=0", "capture=default")
-    ended = ran("llama", "float32", *words, *filter(None, (axes, mistake and wrong(mistake))))
+    ended = ran("llama", "float32", *words, *axes, *filter(None, [mistake and wrong(mistake)]))
     assert ended.exit == (1 if failing else 0), ended.out + ended.err
     run = next(iter(open_store(TrackingConfig(folder=str(store))).runs(kind="invariance")))
     record = json.loads(run.file("invariance.json").read_text())

@@ -158,7 +158,6 @@ def _compared(
     """Run and compare each variation; an axis that is refused, or fails, is ``left_out``."""
     from layerparity.judge.invariance import SelfJudge
     from layerparity.judge.model_limits import with_limits
-    from layerparity.report.invariance import InvarianceLine
     from layerparity.report.refusals import obstacles_in_words
 
     prepared = runs.prepared
@@ -166,17 +165,47 @@ def _compared(
     golden = [run for each in prepared.inputs.runs for run in store.find(each)]
     with obstacles_in_words():
         judge = SelfJudge.of(runs.base, tolerance, golden)
+    named = len(asked) < len(USUAL)
+    lines, wrong = _lines_of(
+        runs, judge, [each for each in variations if each.otherwise is None], named, left_out
+    )
+    if wrong is not None:
+        _explain(runs, judge, *wrong, lines)
+    # The run's own port gives way to those that are built otherwise.
+    others = [each for each in variations if each.otherwise is not None]
+    lines += _lines_of(runs, judge, others, named, left_out)[0]
+    if not lines:
+        raise UserError(
+            f"Nothing can be varied ({'; '.join(map(str, left_out.values()))})", "name an axis."
+        )
+    return lines
+
+
+def _lines_of(
+    runs: VariedRuns,
+    judge: SelfJudge,
+    variations: Sequence[Variation],
+    named: bool,
+    left_out: dict[str, UserError],
+) -> tuple[list[InvarianceLine], tuple[Variation, StoredRun] | None]:
+    """Return a line for each variation that can be run, and the first arrangement that fails.
+
+    Raises UserError for one that cannot and whose axis was ``named``.
+    """
+    from layerparity.report.invariance import InvarianceLine
+    from layerparity.report.refusals import obstacles_in_words
+
     lines: list[InvarianceLine] = []
     wrong: tuple[Variation, StoredRun] | None = None
     passes = sum(1 if each.before is None else 2 for each in variations)
-    with progress.shown("blocks", passes * len(prepared.scope.stages)) as bar:
+    with progress.shown("blocks", passes * len(runs.prepared.scope.stages)) as bar:
         for each in variations:
             if each.axis in left_out:
                 continue
             try:
                 varied = runs.vary(each, bar)
             except UserError as error:
-                if len(asked) < len(USUAL):
+                if named:
                     raise
                 left_out[each.axis] = error
                 continue
@@ -187,13 +216,7 @@ def _compared(
             fails = found.outcome is Outcome.FAIL and each.otherwise is None
             if wrong is None and fails:
                 wrong = each, runs.keep(varied)
-    if not lines:
-        raise UserError(
-            f"Nothing can be varied ({'; '.join(map(str, left_out.values()))})", "name an axis."
-        )
-    if wrong is not None:
-        _explain(runs, judge, *wrong, lines)
-    return lines
+    return lines, wrong
 
 
 def _explain(

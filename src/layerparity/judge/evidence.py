@@ -92,7 +92,7 @@ def _facts(verdict: Verdict, golden: RunSet) -> dict[str, str]:
         heads = int(model["num_attention_heads"])
         plain["head_dim"] = str(int(model.get("hidden_size", 0)) // heads)
     golden_dtype, dtype = (", ".join(x.dtypes) for x in (verdict.golden, verdict.candidate))
-    plain.update(dtype=dtype, golden_dtype=golden_dtype)
+    plain.update(dtype=dtype, golden_dtype=golden_dtype, port=verdict.candidate.port)
     return plain
 
 

@@ -11,6 +11,7 @@ import torch
 
 from layerparity.anatomy.blocks import Blocks, by_layer
 from layerparity.anatomy.site import PREFILL, Kind, Site
+from layerparity.ground.errors import UserError
 from layerparity.judge.conclude import conclude
 from layerparity.judge.references import References
 from layerparity.judge.replays import replayed, token_floor
@@ -116,6 +117,8 @@ class SelfJudge:
         sites = {record.site for record in left.manifest.records}
         if shared:
             sites &= {record.site for record in right.manifest.records}
+            if not sites:
+                raise UserError("nothing that is observed is seen otherwise, too")
         order = _blocks(left).sorted(sites)
         found = {each: apart for each in order if (apart := difference(each, left, right))}
         if not found:

@@ -167,10 +167,12 @@ class ReferenceRecorder:
         parts = list(self._components(record))
         together = [part for part in parts if self.port.takes_batches_apart(part.stage)]
         results = self._isolated.observe(record, parts=together)
-        isolated = self._references(record, results[record.stage])
+        # What every way gave is let go of once its floor is known: of a long text it is the most.
+        isolated = self._references(record, results.pop(record.stage))
         self._write(record, ISOLATED, isolated)
         if self._chain is not None:
             self._follow(self._chain, record, isolated)
+        del isolated
         if self._parts is not None and self._cached and self._isolated.hands_on:
             # Components keep no cache: keys and values that are handed on have other lengths.
             self._parts.observe(record)
@@ -178,7 +180,7 @@ class ReferenceRecorder:
             assert self._parts is not None
             if part.stage not in results:
                 results |= self._parts.observe(part)
-            self._write(part, ISOLATED, self._references(part, results[part.stage]))
+            self._write(part, ISOLATED, self._references(part, results.pop(part.stage)))
 
     def _follow(self, chain: Ways, record: StageRecord, isolated: References) -> None:
         """Evaluate a stage of the chain, where that is another computation than the isolated one.

@@ -183,7 +183,8 @@ class _Tried:
     ) -> None:
         prepared, streams = self.prepared, self.prepared.backend.streams
         pad = pad_of(prepared.checkpoint.config)
-        port = VariedPort(self.port, arrangements, pad, reads or streams, prepared.scope.stages[-1])
+        last, reads = prepared.scope.stages[-1], reads or streams
+        port = VariedPort(self.port, arrangements, pad, reads, shown=last)
         with progress.shown("blocks", len(prepared.scope.stages)) as bar:
             run_stages(prepared, port, recorder, wanted, bar)
         self.cached = port.rows

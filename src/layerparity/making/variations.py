@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from layerparity.anatomy.site import Place
 from layerparity.ground.errors import UserError
 from layerparity.judge.invariance import name_of
 from layerparity.making import arrangement as layouts
@@ -19,7 +20,6 @@ from layerparity.ports.opening import open_backend
 from layerparity.record.manifest import SitePatterns
 
 if TYPE_CHECKING:
-    from layerparity.backends.base import Backend
     from layerparity.making.prepare import Prepared
 
 # Through a cache of its own, the last tokens one by one.
@@ -28,8 +28,6 @@ _STEPS = 4
 # What is seen of stages without a look into them, and all there is.
 _ENDS = SitePatterns("ends", (":in", ":out", "embed_tokens:*", "norm:out", "lm_head:out"))
 _ALL = SitePatterns("all", ("*",))
-# A site within a block that every capture but that of blocks has.
-_WITHIN = "mlp:out"
 
 
 @dataclass(frozen=True)
@@ -159,13 +157,16 @@ class Axes:
 
     def observed(self, _: Sequence[int]) -> Iterator[Variation]:
         """Yield the run with nothing observed within its stages; where nothing is, with all."""
-        asked = self.prepared.wanted
-        if not asked(layer=0, local=":out"):
+        asked, places = self.prepared.wanted, map(Place.parse, self.prepared.scope.stages)
+        layers = [each.layer for each in places if each.layer is not None and not each.module]
+        if not any(asked(layer=layer, local=":out") for layer in layers):
             raise UserError(
-                f"capture={asked.name} lacks outputs of blocks, which are held against each other",
-                "use capture=default.",
+                f"the scope, or capture={asked.name}, lacks outputs of blocks, which are held "
+                "against each other",
+                "leave component out, and use capture=default.",
             )
-        inside = asked(layer=0, local=_WITHIN)
+        taps = (tap.local for tap in self.prepared.family.taps)
+        inside = any(asked(layer=layer, local=local) for local in taps for layer in layers)
         wanted, detail = (_ENDS, "nothing inside") if inside else (_ALL, "everything inside")
 
         def otherwise(prepared: Prepared) -> Prepared:
@@ -179,10 +180,11 @@ class Axes:
         ways = self.prepared.backend.compiled_otherwise()
         if not ways:
             raise UserError("the backend has no other way to compile", "leave it out of job.axes.")
-        for detail, backend in ways.items():
+        for detail in ways:
 
-            def otherwise(prepared: Prepared, backend: Backend = backend) -> Prepared:
-                return replace(prepared, backend=backend)
+            def otherwise(prepared: Prepared, detail: str = detail) -> Prepared:
+                # Where stages lie is known by now.
+                return replace(prepared, backend=prepared.backend.compiled_otherwise()[detail])
 
             own = layouts.as_it_is(self.mask)
             yield Variation("compiled", 0, (own,), detail, otherwise=otherwise)

@@ -49,6 +49,7 @@ class VariedPort(Port):
         arrangements: Sequence[Arrangement],
         pad: int,
         reads: bool,
+        *,
         shown: str = "",
     ) -> None:
         self.port, self.arrangements, self.pad, self.reads = port, arrangements, pad, reads
@@ -99,6 +100,9 @@ class VariedPort(Port):
         """Prepare the passes of each arrangement."""
         self._shape, self._last = (call.batch, call.tokens), None
         self._calls = [self._calls_of(call, each) for each in self.arrangements]
+        if self.reads:
+            # Some ports build a stage for the pass that was begun.
+            self.port.begin(self._calls[0][0])
 
     def run(self, stage: str, given: torch.Tensor) -> Observed:
         """Run one stage on ids int64 [batch, token], or [batch, token, channel], rearranged."""
@@ -198,7 +202,6 @@ class VariedRuns:
     base: StoredRun = field(init=False)
     manifest: Manifest = field(init=False)
     _result: PassResult = field(init=False)
-    _given_back: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         if self.prepared.scope.takes and self.prepared.config.tp_degree > 1:
@@ -218,7 +221,7 @@ class VariedRuns:
     def vary(self, variation: Variation, bar: progress.Progress) -> StoredRun:
         """Run the stages in an arrangement, each a step of the ``bar``.
 
-        Return the run, which the next call overwrites.
+        Return the run, which the next call overwrites. Those that are made otherwise come last.
         """
         if any(each.drafts for each in variation.arrangements):
             refuse_keeping(self.port)
@@ -264,18 +267,18 @@ class VariedRuns:
 
     def _varied(self, arrangements: Sequence[Arrangement], shown: str = "") -> VariedPort:
         pad = pad_of(self.prepared.checkpoint.config)
-        reads = self.prepared.backend.streams or self._given_back
-        return VariedPort(self.port, arrangements, pad, reads, shown)
+        streams = self.prepared.backend.streams
+        return VariedPort(self.port, arrangements, pad, streams, shown=shown)
 
     def _anew(
         self, variation: Variation, prepared: Prepared, recorder: Recorder, bar: progress.Progress
     ) -> PassResult:
-        """Run all stages of a run that is made otherwise, by a port of its own."""
-        stages = prepared.scope.stages
-        # Two ports would take the memory of both.
-        self._given_back = True
-        for stage in stages:
-            self.port.release(stage)
+        """Run all stages of a run that is made otherwise, by a port of its own.
+
+        The run's own port runs nothing any more: two would take the memory of both, and maybe one
+        device, and a port that is started anew has forgotten its requests.
+        """
+        _give_back(self.port, prepared.scope.stages)
         with console.brief(str(variation), set()):
             port = make.build_port(prepared)
         try:
@@ -284,8 +287,7 @@ class VariedRuns:
             )
             return run_stages(prepared, varied, recorder, prepared.wanted, bar)
         finally:
-            for stage in stages:
-                port.release(stage)
+            _give_back(port, prepared.scope.stages)
 
     def _pass(
         self,
@@ -324,6 +326,15 @@ def run_stages(
         streams=prepared.backend.streams,
         ahead=prepared.backend.ahead,
     ).run()
+
+
+def _give_back(port: Port, stages: Sequence[str]) -> None:
+    """Give back what a port has loaded; ranks end, and are started anew when they are asked."""
+    if isinstance(port, RanksPort):
+        port.close()
+        return
+    for stage in stages:
+        port.release(stage)
 
 
 def refuse_keeping(port: Port) -> None:

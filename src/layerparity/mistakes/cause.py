@@ -43,8 +43,8 @@ class Evidence:
     ``rows``, ``token_errors`` and ``profiles`` are those of the guilty block in the guilty phase,
     by address inside the block (``mlp.gate:logits``); ``other_phase`` holds the block's rows of the
     prefill where the guilt is in a decode step. ``facts`` are the model's and the two runs'
-    settings as text: ``num_attention_heads``, ``rotary_dim``, ``dtype``, ``golden_dtype``, and
-    ``tp_degree``, the candidate's number of ranks.
+    settings as text: ``num_attention_heads``, ``rotary_dim``, ``dtype``, ``golden_dtype``, and the
+    candidate's ``port`` with its keys and ``tp_degree``, its number of ranks.
     ``weights_compared`` says that both ports told what weights their graphs hold; ``tensors`` are
     the checkpoint's tensors that the golden used there, none where it does not say. ``good`` are
     the addresses of the values that the guilty site is computed from, which pass; ``values`` gives

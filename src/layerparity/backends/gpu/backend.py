@@ -224,7 +224,11 @@ class GpuBackend(Backend):
         return compiling.compile_stage(module, arguments) if self.compiles else module
 
     def compiled_otherwise(self) -> dict[str, Backend]:
-        """Return this machine eager, or compiling. Raises UserError without a compiler."""
+        """Return this machine eager, or compiling. Raises UserError where it cannot compile."""
+        if any(each.device != each.runs_on for each in self._put.values()):
+            raise UserError(
+                "offloaded weights cannot be compiled", "raise max_memory, or run fewer layers."
+            )
         if not self.compiles:
             compiling.require_tools(on_cuda=self._on_cuda)
         other = copy.copy(self)

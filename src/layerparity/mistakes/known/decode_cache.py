@@ -7,6 +7,8 @@ from layerparity.mistakes.cause import SHOWN, SIGNS, Cause, Evidence
 from layerparity.record.verdict import Outcome
 
 _QUERIES = "self_attn:q_rotated"
+# The port that shows keys out of its cache, where a prefill attends those that it has just made.
+_READS_CACHE = "vllm_neuron"
 
 
 class DecodeCache:
@@ -45,6 +47,8 @@ def _read_wrong(evidence: Evidence, site: Site) -> Cause | None:
 
 def _written_wrong(evidence: Evidence) -> Cause | None:
     """Return the cause where a prefill attends what is right, and caches something else."""
+    if evidence.facts.get("port", "").partition(" ")[0] != _READS_CACHE:
+        return None
     behind = [each for each in ("self_attn:context", "self_attn:out") if evidence.passed(each)]
     if not evidence.local.endswith("k_rotated") or not behind:
         return None

@@ -17,8 +17,9 @@ from layerparity.ports.base import Call
 from layerparity.ports.ranks.channels import by_head
 from layerparity.ports.ranks.side import Cached
 
-# A model of NxDI's, whose classes are not here to be named.
+# A model of NxDI's and its cache, whose classes are not here to be named.
 Model = Any
+CacheManager = Any
 # What is behind its blocks, [batch, token, channel], and what its caches then hold.
 Output = tuple[torch.Tensor, Sequence[torch.Tensor]]
 # What NxDI's adapter says a padded token's position is: a windowed cache takes the largest position
@@ -66,19 +67,21 @@ class NxdiPass:
         return _rolled(value[:, : self.tokens], self.shifts) if self.prefill else value
 
     def cached(
-        self, held: Sequence[torch.Tensor], layout: Mapping[str, torch.Tensor], size: int
+        self, manager: CacheManager, layout: Mapping[str, torch.Tensor], size: int
     ) -> Cached:
         """Return a block's keys and values as the run has its tokens, and whose heads they are.
 
-        ``held`` are NxDI's, [batch, head, place, channel], in which each row begins with its first
-        real token; keys may be turned for the product with queries. ``layout`` says which channels
-        of the whole the rank has, ``size`` of them a head. None is returned of a window.
+        NxDI's are [batch, head, place, channel], in which each row begins with its first real
+        token; keys may be turned for the product with queries. ``layout`` says which channels of
+        the whole the rank has, ``size`` of them a head. None is returned of a window.
         """
         found: Cached = {}
-        for name, value in zip(("keys", "values"), held, strict=True):
+        for name, value in zip(("keys", "values"), manager.past_key_values, strict=True):
             channels = layout[f"{name[0]}_proj"]
-            turned = value if value.shape[-1] == size else value.transpose(2, 3)
-            rows = turned.transpose(1, 2).flatten(2)
+            square = value.shape[-1] == value.shape[-2]
+            turned = bool(getattr(manager, "k_cache_transposed", False)) and name == "keys"
+            turned = turned if square else value.shape[-1] != size
+            rows = (value.transpose(2, 3) if turned else value).transpose(1, 2).flatten(2)
             if rows.shape[1] < int(self.seen.max()) or rows.shape[-1] != len(channels):
                 continue
             whole = rows.new_zeros(*self.real.shape, rows.shape[-1])

@@ -278,7 +278,7 @@ class NxdiRank(RankSide):
         if stage in OUTSIDE or now is None or not self._room:
             return {}
         size = int(getattr(self._watched(made, now).module("self_attn"), "head_dim", 0))
-        return now.cached(made.prefill.kv_mgr.past_key_values, made.layout, size)
+        return now.cached(made.prefill.kv_mgr, made.layout, size)
 
     def _scale_at_entry(self, now: NxdiPass) -> float:
         """Return what the first block multiplies its input by, where the golden's embedding does.

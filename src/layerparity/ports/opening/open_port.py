@@ -254,6 +254,7 @@ _CHECKED = (
     "new_cache",
     "taking_back",
     "cached",
+    "cache_rows",
     "refill",
     "release",
     "computes_on",

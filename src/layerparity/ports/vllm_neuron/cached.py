@@ -71,6 +71,9 @@ class CachedParts:
         channels = channels_of(self.weights.origins, self.weights.shapes, heads, sharing)
         found: Cached = {}
         for name, each in zip(("keys", "values"), self.cache, strict=True):
+            if not any(f".{name[0]}_proj." in stored for stored in self.weights.shapes):
+                # Of what is stored as one with others, nothing says whose channels these are.
+                continue
             own, rows = channels[f"{name[0]}_proj"], self.rows(each, call, tokens)
             if len(own) == rows.shape[-1]:
                 found[name] = by_head(rows, own, spec.head_size)
