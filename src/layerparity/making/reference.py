@@ -176,7 +176,8 @@ class ReferenceRecorder:
         if self._parts is not None and self._cached and self._isolated.hands_on:
             # Components keep no cache: keys and values that are handed on have other lengths.
             self._parts.observe(record)
-        for part in parts:
+        # Those first that were evaluated with the block, and are held as long.
+        for part in sorted(parts, key=lambda each: each.stage not in results):
             assert self._parts is not None
             if part.stage not in results:
                 results |= self._parts.observe(part)
