@@ -9,9 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import folders
 import pytest
 
 from layerparity.ground.console import bytes_text
+from layerparity.selftest.models import make_model
+from layerparity.settings.tracking import TrackingConfig
+from layerparity.tracking.opening import open_store
 
 REAL = ("job=plan", "model=minimax_m2", "dtype=bfloat16")
 
@@ -380,3 +384,40 @@ def test_a_port_of_nxdi_is_planned_as_it_is_deployed(cli: Callable[..., Any]) ->
     assert ended.exit == 0, ended.err
     assert "on trn2.48xlarge, LNC 2" in ended.out
     assert table_row(ended.out, "query heads")[2] == "64"
+
+
+@pytest.mark.parametrize("capture", ["default", "components"])
+@pytest.mark.parametrize("name", ["minimax_m2", "mistral", "qwen3"])
+def test_what_a_golden_keeps_is_known_before(
+    cli: Callable[..., Any], store: Path, name: str, capture: str
+) -> None:
+    """Of an architecture whose sites are described, and of others, whose sites are measured."""
+    made = folders.minimax_m2 if name == "minimax_m2" else make_model
+    path = made(store / name) if name == "minimax_m2" else made(name, store)
+    words = ("backend=gpu", "device_map=cpu", f"model.path={path}", f"capture={capture}")
+    text = ("inputs=random", "inputs.batch=2", "seq_len=120", "dtype=bfloat16")
+    ended = cli(*words, *text, f"tracking.folder={store}", "name=kept")
+    assert ended.exit == 0, ended.err
+    (run,) = open_store(TrackingConfig(folder=str(store))).find("kept")
+    planned = cli("job=plan", *words, *text, f"to={store / 'plan.json'}")
+    assert planned.exit == 0, planned.err
+    kept = json.loads((store / "plan.json").read_text())["kept"]
+    for what in ("tensors", "references"):
+        folder = run.folder / what.removesuffix("s") if what == "references" else run.folder / what
+        size = sum(each.stat().st_size for each in folder.rglob("*.safetensors"))
+        # Beside the tensors lie the sums that make the floors, which count where widths are small.
+        assert 0.75 < kept[what] / size < 1.1, (what, kept[what], size)
+    assert "the golden run keeps about " in planned.out
+
+
+def test_floors_that_no_memory_holds_are_said_before(cli: Callable[..., Any]) -> None:
+    words = ("job=plan", "backend=gpu", "device_map=cpu", "model=minimax_m2", "scope=single")
+    long = ("layer=0", "seq_len=190000", "attn_implementation=sdpa", "capture=components")
+    ended = cli(*words, *long)
+    assert ended.exit == 5, ended.out
+    assert "The golden's noise floors take about" in ended.out
+    assert "reference.make=false for a golden without floors" in ended.out
+    # What is pretended has a memory of its own, and a run without floors takes none for them.
+    assert cli(*words, *long, "plan.devices=cpu:4000GB").exit == 0
+    without = cli(*words, *long, "reference.make=false")
+    assert "noise floors" not in without.out and "the run keeps about " in without.out

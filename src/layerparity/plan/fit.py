@@ -13,6 +13,7 @@ from typing import Any
 from layerparity.anatomy.shards import Misfit
 from layerparity.ground.errors import UserError
 from layerparity.machine.max_memory import SHARE, SPREAD, WORK, room_for_weights, size_text
+from layerparity.machine.memory import host_memory
 from layerparity.making.needs import ITEMSIZE
 from layerparity.plan.core_share import widths_of
 from layerparity.plan.deployments import CoreCost, Deployment, cost_of, degrees_of, deployments
@@ -74,6 +75,13 @@ def problems_of(report: FitReport) -> list[str]:
     problems, question, degree = [], report.question, report.degree
     if not report.placement.fits:
         problems.append(f"{why_not(report.placement)} Cure: {', or '.join(cures(question))}.")
+    free = host_memory().free
+    if not question.devices.pretended and question.kept.memory > free:
+        problems.append(
+            f"The golden's noise floors take about {size_text(question.kept.memory)} of memory, "
+            f"and {size_text(free)} is free. Cure: fewer tokens, capture=default, "
+            "reference.components=false, or reference.make=false for a golden without floors."
+        )
     for misfit in report.misfits:
         problems.append(_refusal(misfit, report))
     if not question.nxdi and degree not in report.degrees:
@@ -136,6 +144,7 @@ def record(report: FitReport, problems: Sequence[str]) -> dict[str, Any]:
         "device_map": question.strategy,
         "tp_degree": report.degree,
         "moe_ep_degree": question.ep,
+        "kept": asdict(question.kept),
         "parameters": question.model.parameters,
         "parameter_bytes": size.parameters,
         "buffer_bytes": size.buffers,

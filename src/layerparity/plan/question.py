@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from layerparity.anatomy.family import family_of
+from layerparity.anatomy.family import Family, family_of
 from layerparity.anatomy.site import Site
 from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
@@ -25,9 +25,11 @@ from layerparity.model.resolve import describe, say_parts
 from layerparity.model.weight_types import own_type
 from layerparity.plan.core_share import CoreLayout
 from layerparity.plan.devices import Devices, cores_of, parse_devices, this_machine
+from layerparity.plan.kept import Kept, kept_of
 from layerparity.plan.weights import PlannedModel, WeightBytes, build, bytes_of
 from layerparity.ports.opening import open_backend, open_port
-from layerparity.settings.config import Config, DType, FeedMode
+from layerparity.record.manifest import SitePatterns
+from layerparity.settings.config import Config, DType, FeedMode, RunKind
 
 STREAM = "stream"
 # A prompt's tokens are not counted here: that would want the checkpoint's tokenizer.
@@ -41,7 +43,7 @@ class Question:
 
     With ``one_device`` all stages are on one device, or split over ``degree`` of them: evenly, or
     with ``nxdi`` as that library lays a model over cores, with ``ep`` groups of them by expert.
-    ``gpus`` says that these are GPUs, and no cores of Neuron's.
+    ``gpus`` says that these are GPUs, and no cores of Neuron's. ``kept`` is what the run keeps.
     """
 
     model: PlannedModel
@@ -57,6 +59,7 @@ class Question:
     nxdi: bool = False
     ep: int = 1
     gpus: bool = False
+    kept: Kept = field(default_factory=Kept)
 
     @cached_property
     def layout(self) -> CoreLayout:
@@ -153,6 +156,24 @@ def question_of(config: Config) -> Question:
         nxdi,
         config.moe_ep_degree,
         ranks,
+        _kept(config, model, family, dtype, batch),
+    )
+
+
+def _kept(config: Config, model: PlannedModel, family: Family, dtype: str, batch: Batch) -> Kept:
+    """Return what the run keeps on disk, and what its floors take, if it has any."""
+    abilities, capture = open_backend.abilities(config), config.capture
+    kind = abilities.kind if config.kind is RunKind.auto else config.kind
+    able = abilities.references and config.tp_degree == 1 and config.reference.make
+    return kept_of(
+        model,
+        family,
+        SitePatterns(capture.name, tuple(capture.include), tuple(capture.exclude)),
+        dtype,
+        batch.sequences * (batch.tokens + batch.new_tokens),
+        floors=able and kind is RunKind.golden,
+        chained=config.feed is not FeedMode.isolated,
+        components=config.reference.components,
     )
 
 

@@ -46,6 +46,20 @@ def show_placement(question: Question, placement: Placement) -> None:
         )
     if question.strategy == STREAM:
         _say_streaming(question, placement)
+    _say_kept(question)
+
+
+def _say_kept(question: Question) -> None:
+    """Print what the run keeps on disk, and what a golden's noise floors take in memory."""
+    kept, text = question.kept, console.bytes_text
+    if not kept.references:
+        console.say(f"the run keeps about {text(kept.tensors)} on disk")
+        return
+    console.say(
+        f"the golden run keeps about {text(kept.disk)} on disk, {text(kept.references)} of it "
+        f"references; its noise floors take about {text(kept.memory)} of the CPU's memory beside "
+        "the weights"
+    )
 
 
 def _say_streaming(question: Question, placement: Placement) -> None:
