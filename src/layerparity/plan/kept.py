@@ -33,7 +33,7 @@ _ATTENTION = ("q_proj", "k_proj", "v_proj")
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptBytes:
     """Bytes of a run's tensors and its references on disk, and of what floors take in memory."""
 
     tensors: int = 0
@@ -47,7 +47,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Elements:
+class SiteElements:
     """How many elements a stage's sites have for each token, by the component they are in."""
 
     by_component: Mapping[str, int]
@@ -79,23 +79,25 @@ def kept_of(
     floors: bool,
     chained: bool,
     components: bool,
-) -> Kept:
+) -> KeptBytes:
     """Return what a run of so many ``tokens`` in all keeps; with ``floors`` it is a golden's."""
     counted = [elements_of(model, family, stage, wanted) for stage in model.stages]
     item = ITEMSIZE[dtype]
     tensors = tokens * item * sum(each.all for each in counted)
     if not floors:
-        return Kept(tensors)
+        return KeptBytes(tensors)
     wide, ways = (4, _WAYS * item) if item == ITEMSIZE["bfloat16"] else (8, _WAYS * item + 8)
     times = 2 if chained else 1
     alone = sum(each.alone for each in counted) if components else 0
     stored = sum(each.computed for each in counted[int(model.stages[0] == EMBEDDING) :])
     largest = max(each.all for each in counted)
     memory = int(tokens * largest * (wide + ways + 2 * item) * _BESIDE)
-    return Kept(tensors, tokens * wide * (times * stored + alone), memory)
+    return KeptBytes(tensors, tokens * wide * (times * stored + alone), memory)
 
 
-def elements_of(model: PlannedModel, family: Family, stage: str, wanted: SitePatterns) -> Elements:
+def elements_of(
+    model: PlannedModel, family: Family, stage: str, wanted: SitePatterns
+) -> SiteElements:
     """Return how many elements a token has at the wanted sites of a stage."""
     place, sizes = Place.parse(stage), model.sizes
     found: dict[str, int] = {}
@@ -114,7 +116,7 @@ def elements_of(model: PlannedModel, family: Family, stage: str, wanted: SitePat
             found[""] = found.get("", 0) + count
     for component, count in _inside(model, family, place, wanted):
         found[component] = found.get(component, 0) + count
-    return Elements(found, given)
+    return SiteElements(found, given)
 
 
 def _inside(

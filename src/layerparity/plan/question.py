@@ -25,7 +25,7 @@ from layerparity.model.resolve import describe, say_parts
 from layerparity.model.weight_types import own_type
 from layerparity.plan.core_share import CoreLayout
 from layerparity.plan.devices import Devices, cores_of, parse_devices, this_machine
-from layerparity.plan.kept import Kept, kept_of
+from layerparity.plan.kept import KeptBytes, kept_of
 from layerparity.plan.weights import PlannedModel, WeightBytes, build, bytes_of
 from layerparity.ports.opening import open_backend, open_port
 from layerparity.record.manifest import SitePatterns
@@ -59,7 +59,7 @@ class Question:
     nxdi: bool = False
     ep: int = 1
     gpus: bool = False
-    kept: Kept = field(default_factory=Kept)
+    kept: KeptBytes = field(default_factory=KeptBytes)
 
     @cached_property
     def layout(self) -> CoreLayout:
@@ -160,7 +160,9 @@ def question_of(config: Config) -> Question:
     )
 
 
-def _kept(config: Config, model: PlannedModel, family: Family, dtype: str, batch: Batch) -> Kept:
+def _kept(
+    config: Config, model: PlannedModel, family: Family, dtype: str, batch: Batch
+) -> KeptBytes:
     """Return what the run keeps on disk, and what its floors take, if it has any."""
     abilities, capture = open_backend.abilities(config), config.capture
     kind = abilities.kind if config.kind is RunKind.auto else config.kind
