@@ -510,7 +510,6 @@ def test_bits_can_be_demanded(run: Cli, own: tuple[str, ...], rounding: tuple[st
         (["job.cache=[2]"], r"job\.cache=\[2\] is shorter than the text of \d+ tokens"),
         (["seq_len=100000"], "the model's context is 512: shorten it"),
         (["job.axes=[bath]"], r"There is no axis 'bath'\. Did you mean 'batch'\?"),
-        ("lacks outputs of blocks",),
         (["job.axes=[observed]", "capture.include=[mlp:out]"], "lacks outputs of blocks"),
         (["port.replay=all"], r"port\.replay=all feeds weights .* use port\.replay=true"),
         (["generate.max_new_tokens=4"], r"'job\.chunk=\[1\]' is a decode step"),

@@ -197,6 +197,8 @@ def _lines_of(
 
     lines: list[InvarianceLine] = []
     wrong: tuple[Variation, StoredRun] | None = None
+    if not variations:
+        return lines, wrong
     passes = sum(1 if each.before is None else 2 for each in variations)
     with progress.shown("blocks", passes * len(runs.prepared.scope.stages)) as bar:
         for each in variations:

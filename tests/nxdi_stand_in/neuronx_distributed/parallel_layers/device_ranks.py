@@ -7,6 +7,7 @@ they are operations that `torch.export` keeps in it.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -18,19 +19,31 @@ _PATIENCE_S = 60
 
 
 class Meeting:
-    """Ranks that exchange one tensor each, as often as they want to."""
+    """Ranks that exchange one tensor each, as often as they want to.
+
+    One computes at a time, in its ``turn``: torch does not promise that several threads may run one
+    graph, and its operations of Python's, at once.
+    """
 
     def __init__(self, count: int) -> None:
+        self.turn = threading.Lock()
         self._barrier = threading.Barrier(count, timeout=_PATIENCE_S)
         self._parts: list[Any] = [None] * count
 
     def exchanged(self, part: torch.Tensor) -> list[torch.Tensor]:
         """Return what every rank brings, in the order of ranks."""
         self._parts[_here.rank] = part
-        self._barrier.wait()
+        self._wait()
         parts = list(self._parts)
-        self._barrier.wait()
+        self._wait()
         return parts
+
+    def _wait(self) -> None:
+        self.turn.release()
+        try:
+            self._barrier.wait()
+        finally:
+            self.turn.acquire()
 
     def give_up(self) -> None:
         """Let those that wait fail."""
@@ -44,7 +57,7 @@ def run_ranks(count: int, work: Callable[[int], Any]) -> list[Any]:
     def rank_work(rank: int) -> None:
         _here.rank, _here.meeting = rank, meeting
         try:
-            with torch.no_grad():
+            with meeting.turn, torch.no_grad():
                 results[rank] = work(rank)
         except Exception as error:
             errors.append(error)
@@ -56,7 +69,10 @@ def run_ranks(count: int, work: Callable[[int], Any]) -> list[Any]:
     for each in threads:
         each.join()
     if errors:
-        raise RuntimeError(f"a rank of the stand-in's device failed: {errors[0]!r}") from errors[0]
+        where = traceback.extract_tb(errors[0].__traceback__)[-1]
+        raise RuntimeError(
+            f"a rank of the stand-in's device failed: {errors[0]!r} ({where})"
+        ) from errors[0]
     return results
 
 
