@@ -40,7 +40,7 @@ RIGHT = [
     ("qwen3_moe", "float16"),
     ("gemma3_text", "float32"),
     ("llama-int8", "float32"),
-    ("llama-int8", "bfloat16"),
+    ("llama-int8", "float16"),
     ("qwen3-fixed", "float32"),
 ]
 # Packed in eight bits as compressed-tensors does, activations too: by token, or by a fixed scale.
@@ -73,7 +73,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *((f"{wrong}-{dtype}", "llama", dtype, wrong, two[:1]) for wrong, dtype in FAULTS),
         ("two", "llama", "float16", "", two),
         ("cut", "qwen3", "bfloat16", "", two[:1]),
-        ("scale", "qwen3-fixed", "bfloat16", "scale", two[:1]),
+        ("scale", "qwen3-fixed", "float16", "scale", two[:1]),
     ]
     jobs = [
         {"to": str(base / to), "model": str(base / family), "dtype": d, "wrong": w, "ids": ids}
