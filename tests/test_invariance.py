@@ -164,6 +164,17 @@ class Frozen(HfPort):
         return used
 
 
+class Shy(HfPort):
+    """Shows less of a graph."""
+
+    def run(self, stage, given):
+        observed = super().run(stage, given)
+        if self.assets.backend.compiles:
+            for shown in (observed.tensors, observed.specs):
+                shown.pop("mlp:out", None)
+        return observed
+
+
 class Threaded(HfPort):
     def run(self, stage, given):
         observed = super().run(stage, given)
@@ -410,6 +421,18 @@ def test_a_planted_dependence_is_named(
         assert line["causes"] == []
         assert (f"{wrong[0]}: none of " in ended.out) is (port in TRIED)
     assert f"next:   python run.py job=invariance 'job.axes=[{axis}]'" in ended.out
+
+
+def test_what_a_graph_does_not_show_is_not_equal(
+    run: Cli, store: Path, own: tuple[str, ...]
+) -> None:
+    """Only where nothing is looked at on purpose, sites may lack."""
+    Path("leaning_ports.py").write_text(MISTAKES)
+    planted = ("kind=golden", "port._target_=leaning_ports.Shy", "scope=single", "layer=0")
+    ended = run(*own, *planted, "job.axes=[compiled]")
+    assert ended.exit == 4, ended.out + ended.err
+    (line,) = kept(store)["variations"]
+    assert line["equal"] < line["sites"]
 
 
 def test_a_port_that_breaks_passes_nothing(run: Cli, store: Path, own: tuple[str, ...]) -> None:

@@ -387,7 +387,7 @@ def test_a_port_of_nxdi_is_planned_as_it_is_deployed(cli: Callable[..., Any]) ->
 
 
 @pytest.mark.parametrize("capture", ["default", "components"])
-@pytest.mark.parametrize("name", ["minimax_m2", "mistral", "qwen3"])
+@pytest.mark.parametrize("name", ["minimax_m2", "mistral", "qwen3", "gemma2"])
 def test_what_a_golden_keeps_is_known_before(
     cli: Callable[..., Any], store: Path, name: str, capture: str
 ) -> None:

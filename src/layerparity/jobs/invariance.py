@@ -212,7 +212,7 @@ def _lines_of(
                 left_out[each.axis] = error
                 continue
             with obstacles_in_words():
-                found = judge.compare(varied, shared=each.otherwise is not None)
+                found = judge.compare(varied, shared=each.observes)
             lines.append(InvarianceLine(each.axis, each.size, each.detail, found))
             # A mistake of state shows in an arrangement.
             fails = found.outcome is Outcome.FAIL and each.otherwise is None

@@ -36,7 +36,8 @@ class Variation:
 
     ``axis`` is what varies, ``size`` how much of it, 0 where that has none, ``detail`` which side,
     place or way; with ``threads`` torch computes with so many. What is ``before`` goes through all
-    stages first. With ``otherwise`` the stages are built and loaded anew, for the run it returns.
+    stages first. With ``otherwise`` the stages are built and loaded anew, for the run it returns;
+    where that ``observes`` other sites, those of both are compared.
     """
 
     axis: str
@@ -46,6 +47,7 @@ class Variation:
     threads: int | None = None
     before: Arrangement | None = None
     otherwise: Callable[[Prepared], Prepared] | None = None
+    observes: bool = False
 
     def __str__(self) -> str:
         return name_of(self.axis, self.size, self.detail)
@@ -173,7 +175,7 @@ class Axes:
             return replace(prepared, wanted=wanted)
 
         own = layouts.as_it_is(self.mask)
-        yield Variation("observed", 0, (own,), detail, otherwise=otherwise)
+        yield Variation("observed", 0, (own,), detail, otherwise=otherwise, observes=True)
 
     def compiled(self, _: Sequence[int]) -> Iterator[Variation]:
         """Yield the run with stages that become graphs in another way, or none. UserError."""

@@ -7,6 +7,8 @@ Of T tokens, E elements of sites for each, b bytes an element and w one precisio
   input, once chained where the run is, and once for each component that is evaluated alone;
 - floors, in memory: T E (w + b (n + 2)) for n clean ways, of the largest stage, and a third more
   for what computing takes beside it, as was measured of a block of Mistral's widths.
+
+What only a measurement of a block shows (latent or linear attention) is not counted.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from layerparity.anatomy.family import CHOICES, EXPERTS, Family, Tap, stage_ends
-from layerparity.anatomy.site import EMBEDDING, HEAD, Place
+from layerparity.anatomy.family import CHOICES, EXPERTS, Family, Tap, stage_ends, taps_within
+from layerparity.anatomy.site import EMBEDDING, HEAD, Place, within
 from layerparity.anatomy.sizes import ModelSizes
 from layerparity.making.needs import ITEMSIZE
 from layerparity.plan.weights import PlannedModel
@@ -25,8 +27,8 @@ from layerparity.record.manifest import SitePatterns
 _WAYS, _NARROWER, _BESIDE = 3, 4, 4 / 3
 _QUERIES = ("q_proj:out", "q_norm:out", ":q_rotated", ":context")
 _KEYS = ("k_proj:out", "k_norm:out", ":k_rotated", "v_proj:out")
-# Within a dense MLP of a family that describes no block: what gate, up and the activation give,
-# and what down is given.
+# Within a dense MLP of a family whose taps are not all there is: what gate, up and the activation
+# give, and what down is given.
 _WITHIN_MLP = "mlp.act_fn:out"
 _OF_MLP = 4
 _ATTENTION = ("q_proj", "k_proj", "v_proj")
@@ -86,7 +88,8 @@ def kept_of(
     tensors = tokens * item * sum(each.all for each in counted)
     if not floors:
         return KeptBytes(tensors)
-    wide, ways = (4, _WAYS * item) if item == ITEMSIZE["bfloat16"] else (8, _WAYS * item + 8)
+    narrow = ITEMSIZE["bfloat16"]
+    wide, ways = (8, _WAYS * item + _NARROWER * narrow) if item > narrow else (4, _WAYS * item)
     times = 2 if chained else 1
     alone = sum(each.alone for each in counted) if components else 0
     stored = sum(each.computed for each in counted[int(model.stages[0] == EMBEDDING) :])
@@ -128,15 +131,14 @@ def _inside(
     sizes, stage = model.sizes, str(place)
     names = " ".join(weight.name for weight in model.weights[stage])
     sparse = stage in model.sparse
-    for tap in {each.local: each for each in family.taps}.values():
+    for tap in {each.local: each for _, each in taps_within(place, family.taps, wanted)}.values():
         there = f".{tap.module.rpartition('.')[2]}." in f".{names}."
         owned = tap.module.endswith(("_norm", "_layernorm", *_ATTENTION))
         routed = tap.module.startswith("mlp.")
-        if (owned and not there) or (routed and not sparse):
-            continue
-        if wanted(layer=place.layer, local=tap.local):
+        if (there or not owned) and (sparse or not routed):
             yield tap.module.partition(".")[0], _width(tap, sizes)
-    if family.block is None and not sparse and wanted(layer=place.layer, local=_WITHIN_MLP):
+    measured = not (family.complete or sparse) and within("mlp", place.module)
+    if measured and wanted(layer=place.layer, local=_WITHIN_MLP):
         yield "mlp", _OF_MLP * sizes.intermediate
 
 

@@ -66,7 +66,7 @@ class NxdiPass:
         """Return [batch, bucket, ...] of turned rows as the run has them, [batch, token, ...]."""
         return _rolled(value[:, : self.tokens], self.shifts) if self.prefill else value
 
-    def cached(
+    def cache_rows(
         self, manager: CacheManager, layout: Mapping[str, torch.Tensor], size: int
     ) -> Cached:
         """Return a block's keys and values as the run has its tokens, and whose heads they are.

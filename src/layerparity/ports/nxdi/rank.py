@@ -272,13 +272,13 @@ class NxdiRank(RankSide):
                 output = now.through(model, own, mask, now.positions, cached=bool(self._room))
         return self._observed(stage, watched.seen, output)
 
-    def cached(self, stage: str) -> Cached:
+    def cache_rows(self, stage: str) -> Cached:
         """Return what NxDI's cache of a block holds, where it holds all tokens that were seen."""
         made, now = self._stages[stage], self._pass
         if stage in OUTSIDE or now is None or not self._room:
             return {}
         size = int(getattr(self._watched(made, now).module("self_attn"), "head_dim", 0))
-        return now.cached(made.prefill.kv_mgr, made.layout, size)
+        return now.cache_rows(made.prefill.kv_mgr, made.layout, size)
 
     def _scale_at_entry(self, now: NxdiPass) -> float:
         """Return what the first block multiplies its input by, where the golden's embedding does.

@@ -108,8 +108,8 @@ class Answers:
         seen = {f"site {local}": value for local, value in observed.tensors.items()}
         return told, {OUTPUT: observed.output, **seen}
 
-    def _cached(self, header: Mapping[str, Any], _: Tensors) -> Answer:
-        cached = self.side.cached(header["stage"])
+    def _cache_rows(self, header: Mapping[str, Any], _: Tensors) -> Answer:
+        cached = self.side.cache_rows(header["stage"])
         shares = {name: asdict(share) for name, (_, share) in cached.items()}
         return {"shares": shares}, {name: value for name, (value, _) in cached.items()}
 
@@ -159,7 +159,7 @@ def observed_of(header: Mapping[str, Any], tensors: Tensors) -> RankObserved:
 
 
 def cached_of(header: Mapping[str, Any], tensors: Tensors) -> Cached:
-    """Return what a rank has of a cache, of its answer to ``cached``."""
+    """Return what a rank has of a cache, of its answer to ``cache_rows``."""
     return {name: (tensors[name], _share(raw)) for name, raw in header["shares"].items()}
 
 

@@ -183,7 +183,7 @@ class RanksPort(Port):
 
     def cache_rows(self, stage: str) -> dict[str, torch.Tensor]:
         """Return what the ranks hold together of a stage's cache; nothing where it is no whole."""
-        answers = [cached_of(*answer) for answer in self.group.call("cached", stage=stage)]
+        answers = [cached_of(*answer) for answer in self.group.call("cache_rows", stage=stage)]
         rows = {}
         for name in answers[0]:
             parts = [each[name] for each in answers if name in each]

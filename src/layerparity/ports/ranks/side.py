@@ -145,7 +145,7 @@ class RankSide(ABC):
     def new_cache(self, batch: int, max_tokens: int) -> None:
         """Make a cache for ``max_tokens`` tokens a sequence. Raises UserError without."""
 
-    def cached(self, stage: str) -> Cached:
+    def cache_rows(self, stage: str) -> Cached:
         """Return what the last pass left in a stage's cache, [batch, token, head, channel].
 
         Tokens are all that were seen, padding among them. Empty where the rank shows none.

@@ -190,7 +190,7 @@ class VllmNeuronRank(RankSide):
         cache = caches[specs[0].name]
         return CachedParts(self._pages, specs[0], cache, made.weights, self.sizes)
 
-    def cached(self, stage: str) -> Cached:
+    def cache_rows(self, stage: str) -> Cached:
         """Return what the paged cache holds of a block, of all tokens that were seen."""
         cached, call = self._cached(stage), self._call
         if cached is None or call is None:
