@@ -386,7 +386,7 @@ def test_a_port_of_nxdi_is_planned_as_it_is_deployed(cli: Callable[..., Any]) ->
     assert table_row(ended.out, "query heads")[2] == "64"
 
 
-@pytest.mark.parametrize("capture", ["default", "components"])
+@pytest.mark.parametrize("capture", ["default", "components", "components capture.tokens=64"])
 @pytest.mark.parametrize("name", ["minimax_m2", "mistral", "qwen3", "gemma2"])
 def test_what_a_golden_keeps_is_known_before(
     cli: Callable[..., Any], store: Path, name: str, capture: str
@@ -394,7 +394,7 @@ def test_what_a_golden_keeps_is_known_before(
     """Of an architecture whose sites are described, and of others, whose sites are measured."""
     made = folders.minimax_m2 if name == "minimax_m2" else make_model
     path = made(store / name) if name == "minimax_m2" else made(name, store)
-    words = ("backend=gpu", "device_map=cpu", f"model.path={path}", f"capture={capture}")
+    words = ("backend=gpu", "device_map=cpu", f"model.path={path}", *f"capture={capture}".split())
     text = ("inputs=random", "inputs.batch=2", "seq_len=120", "dtype=bfloat16")
     ended = cli(*words, *text, f"tracking.folder={store}", "name=kept")
     assert ended.exit == 0, ended.err

@@ -78,6 +78,7 @@ def run(config: Config) -> Exit:
     left_out = {"compiled": UserError(_SLOW, "name it: 'job.axes=[compiled]'.")} if whole else {}
     plain = replace(config, reuse=False, resume=False)
     with make.decided(plain, open_store) as (store, prepared, mark):
+        _refuse_kept(prepared)
         variations = _planned(prepared, asked, left_out)
         port = make.build_port(prepared)
         name = config.name or f"{KIND}-{config.model.label.rpartition('/')[2]}"
@@ -121,6 +122,16 @@ def _asked(config: Config) -> dict[str, list[int]]:
     sizes = {axis: [job.repeat] if axis == "repeat" else getattr(job, axis, []) for axis in AXES}
     given = [axis for axis in AXES[1:] if sizes[axis]]
     return {axis: sizes[axis] for axis in job.axes or given or USUAL}
+
+
+def _refuse_kept(prepared: Prepared) -> None:
+    """Raise UserError where some tokens alone would be stored: arrangements move them."""
+    if prepared.inputs.kept:
+        raise UserError(
+            f"job=invariance looks at all tokens, and {len(prepared.inputs.kept.columns)} would be "
+            "stored",
+            "leave capture.tokens out, and name a golden that stored all.",
+        )
 
 
 def _planned(

@@ -11,7 +11,7 @@ from layerparity.judge.conclude import rounding_cautions, with_guilt, with_place
 from layerparity.judge.coverage import doubt_block_outputs, judged_coverage, whole_model
 from layerparity.judge.decide import decide, outcome_of
 from layerparity.judge.routing import skip_ties
-from layerparity.judge.sides import open_side
+from layerparity.judge.sides import open_side, open_sides
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.mistakes.replayed import Replays
 from layerparity.record.findings import CautionKind
@@ -77,8 +77,9 @@ def judge_again(
         settings=verdict.settings if settings is None else settings,
     )
     if golden:
-        other = open_side("candidate", candidate) if candidate else None
-        left = open_side("golden", golden)
+        left, other = (
+            open_sides(golden, candidate) if candidate else (open_side("golden", golden), None)
+        )
         return with_guilt(again, left, candidate=other, replays=replays)
     return replace(with_places(again), causes=(), ruled_out=())
 

@@ -51,6 +51,10 @@ class Pair:
         mask = self.candidate.source.mask if mask is None else mask
         return mask if mask is None else self.cut(mask)
 
+    def positions(self) -> torch.Tensor | None:
+        """Return where each token stands in its prompt, int64 [batch, token]; None: not said."""
+        return None if self.site.phase != PREFILL else self.golden.source.positions
+
     def cut(self, golden: torch.Tensor) -> torch.Tensor:
         """Return what the candidate has of the golden's tokens, [batch, token, ...] of any dtype.
 

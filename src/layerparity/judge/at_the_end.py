@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,10 +39,10 @@ def end_metrics(
     axes = pair.golden.record.axes
     left, right = by_token(golden, axes), by_token(candidate, axes)
     real = real_tokens(left, mask)
-    given = pair.golden.source.token_ids
+    whole, columns, given = _prompts(pair, real)
     ids = None if pair.last or pair.site.phase != PREFILL else given
-    ids = ids if ids is not None and ids.shape == real.shape else None
-    labels = next_tokens(left, real, ids).flatten()
+    ids = ids if ids is not None and ids.shape == whole.shape else None
+    labels = next_tokens(left, whole, ids, columns).flatten()
     left, right = left.flatten(0, 1), right.flatten(0, 1)
 
     def of(tokens: torch.Tensor) -> dict[str, float]:
@@ -50,7 +51,9 @@ def end_metrics(
 
     every = torch.nonzero(real.flatten()).flatten()
     found = of(every)
-    count = 0 if clean is None else unlike(given, clean.tokens, real.shape)
+    count = (
+        0 if clean is None else unlike(given, _within(clean.tokens, whole, columns), whole.shape)
+    )
     if clean is None or not clean.sizes or count < _FEWEST:
         return found
     judged = found if clean.tokens.equal(every) else of(clean.tokens)
@@ -61,6 +64,29 @@ def end_metrics(
         if name in theirs
     }
     return found | ratios
+
+
+def _prompts(
+    pair: Pair, real: torch.Tensor
+) -> tuple[torch.Tensor, Sequence[int], torch.Tensor | None]:
+    """Return which tokens of whole prompts are real, those that logits are of, and all tokens.
+
+    ``real`` is bool [batch, token] of these logits; the first is of all. No columns stand for all.
+    """
+    source = pair.golden.source
+    kept, mask = source.manifest.kept, source.prompt_mask
+    there = kept and mask is not None and real.shape[1] == len(kept.columns)
+    if pair.site.phase != PREFILL or mask is None or not there:
+        return real, (), source.token_ids
+    return mask, kept.columns, source.token_ids
+
+
+def _within(tokens: torch.Tensor, whole: torch.Tensor, columns: Sequence[int]) -> torch.Tensor:
+    """Return the numbers within ``whole``, [batch, token], of tokens numbered among columns."""
+    if not columns:
+        return tokens
+    count = len(columns)
+    return tokens // count * whole.shape[1] + torch.tensor(columns)[tokens % count]
 
 
 def _over(size: float, clean: float) -> float:

@@ -75,7 +75,7 @@ class Calibration:
         if isinstance(judged, Reason):
             return Calibrated(self._beyond_narrower(pair, left, right, real), lacking=judged)
         off = deviation(judged)
-        _name_position(off.metrics, judged.tokens, real)
+        _name_position(off.metrics, judged.tokens, real, pair.positions())
         share = judged.tokens.numel() / max(judged.real, 1)
         clean = CleanEnd(judged.floor.ends, judged.tokens) if judged.floor.ends else None
         off.metrics["agreeing_tokens"] = share if few is None else few.values["share"]
@@ -325,16 +325,22 @@ def _of_last(wide: SiteReference, pair: Pair) -> SiteReference:
     return replace(wide, values=pair.cut(wide.values), floor=floor, clean=clean)
 
 
-def _name_position(metrics: dict[str, float], tokens: torch.Tensor, real: torch.Tensor) -> None:
+def _name_position(
+    metrics: dict[str, float],
+    tokens: torch.Tensor,
+    real: torch.Tensor,
+    positions: torch.Tensor | None,
+) -> None:
     """Say which token of its prompt the worst one is, in place of which of those judged.
 
     ``tokens``, int64 [judged], numbers them batch-major among the tokens of ``real``, bool [batch,
-    token]. Of several prompts, the metric beside it says which.
+    token], whose ``positions`` in their prompts are of that shape. Of several prompts, the metric
+    beside it says which.
     """
     name = "error_ratio_position"
     if f"{name}_index" in metrics:
         worst = tokens[int(metrics[f"{name}_index"])]
-        ((sequence, position),) = places(worst.reshape(1), real)
+        ((sequence, position),) = places(worst.reshape(1), real, positions)
         metrics[f"{name}_index"] = float(position)
         if real.shape[0] > 1:
             metrics[f"{name}_sequence"] = float(sequence)

@@ -18,7 +18,7 @@ from layerparity.ground.program import program
 from layerparity.judge.align import align
 from layerparity.judge.asked import Asked
 from layerparity.judge.fingerprints import refuse_strangers
-from layerparity.judge.sides import open_side
+from layerparity.judge.sides import open_sides
 from layerparity.record.findings import UnfinishedSweep
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Row
@@ -58,7 +58,7 @@ def obstacle(golden: Runs, candidate: Runs, in_full: bool) -> UserError | Row | 
     row that stays open.
     """
     try:
-        left, right = open_side("golden", golden), open_side("candidate", candidate)
+        left, right = open_sides(golden, candidate)
         refuse_strangers(left, right)
         aligned = align(left, right, Blocks())
     except UserError as error:

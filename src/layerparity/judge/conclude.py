@@ -28,7 +28,7 @@ from layerparity.judge.no_residual import without_residual
 from layerparity.judge.probes import probe_cautions
 from layerparity.judge.ranks import makers_of, replica_metric, with_ranks
 from layerparity.judge.routing import skip_ties
-from layerparity.judge.sides import RunSet, open_side
+from layerparity.judge.sides import RunSet, open_sides
 from layerparity.judge.tolerances.base import Tolerance
 from layerparity.judge.weights import moved_by, silent_sides, weight_findings
 from layerparity.mistakes.catalogue import likeliest
@@ -92,7 +92,7 @@ def paired(
 
     Raises UserError where the runs cannot be compared.
     """
-    left, right = open_side("golden", golden), open_side("candidate", candidate)
+    left, right = open_sides(golden, candidate)
     refuse_strangers(left, right)
     return left, right, align(left, right, _structure(left, right))
 
@@ -322,7 +322,7 @@ def portrayed(
     verdict: Verdict, golden: Sequence[StoredRun], candidate: Sequence[StoredRun]
 ) -> Verdict:
     """Return a verdict with a portrait of the guilty site, from the two sides' runs."""
-    left, right = open_side("golden", golden), open_side("candidate", candidate)
+    left, right = open_sides(golden, candidate)
     aligned = align(left, right, verdict.blocks)
     return _with_portrait(verdict, aligned, Calibration(left, right, verdict.blocks))
 

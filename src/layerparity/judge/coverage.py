@@ -136,10 +136,15 @@ def _texts(golden: RunSet) -> TextUse | None:
     if not fed:
         return None
     prompts = [row for ids, _ in fed for row in ids]
+    # All of a side's runs store the same.
+    mask = golden.sources[0].mask if golden.manifests[0].kept else None
+    stored = 0 if mask is None else int(mask.sum())
     longer = [row for ids, source in fed for row in _with_generated(ids, source)]
     return TextUse(
         tokens=max(map(len, prompts)),
-        padded=any(each.mask is not None and not bool(each.mask.all()) for _, each in fed),
+        padded=any(s.prompt_mask is not None and not bool(s.prompt_mask.all()) for _, s in fed),
+        stored=stored,
+        real=sum(map(len, real[0])),
         vary=_vary(prompts),
         vary_decoding=_vary(longer),
     )
@@ -147,7 +152,7 @@ def _texts(golden: RunSet) -> TextUse | None:
 
 def _real_ids(source: Source) -> list[list[int]]:
     """Return each text's tokens, padding apart; numbers where a run was fed hidden states."""
-    ids, mask = source.token_ids, source.mask
+    ids, mask = source.token_ids, source.prompt_mask
     if mask is None:
         return []
     if ids is None:

@@ -75,7 +75,7 @@ class DumpSource(Source):
         """The dtypes of its tensors, each once."""
         return tuple(dict.fromkeys(record.dtype for record in self.manifest.records))
 
-    def load(self, record: Record) -> torch.Tensor:
+    def read(self, record: Record) -> torch.Tensor:
         """Return a tensor as dumped, of its own dtype, a batch of one where the record has it.
 
         Experts' weights are sorted by expert, as a run's are. Raises UserError where damaged.

@@ -113,15 +113,13 @@ def _model_of(golden: Source) -> dict[str, Any]:
 def _tokens(golden: Source, phase: str) -> Tokens:
     """Return where each real token stands, from the golden's attention mask [batch, token]."""
     try:
-        real = golden.mask
+        whole, real, where = golden.prompt_mask, golden.mask, golden.positions
     except UserError:
         # A stored comparison is judged again without the tensors of its runs.
-        real = None
-    if real is None:
         return Tokens()
-    mask = real.int().tolist()
-    padded = frozenset(row for row, line in enumerate(mask) if 0 in line)
+    if whole is None or real is None or where is None:
+        return Tokens()
+    padded = frozenset(row for row, line in enumerate(whole.tolist()) if False in line)
     if phase == DECODE:
-        return Tokens(tuple(range(len(mask))), tuple(len(mask) * [1]), padded)
-    pairs = [(row, at) for row, line in enumerate(mask) for at in range(sum(line))]
-    return Tokens(tuple(row for row, _ in pairs), tuple(at for _, at in pairs), padded)
+        return Tokens(tuple(range(len(real))), tuple(len(real) * [1]), padded)
+    return Tokens(tuple(real.nonzero()[:, 0].tolist()), tuple(where[real].tolist()), padded)

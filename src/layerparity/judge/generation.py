@@ -15,7 +15,7 @@ from layerparity.ground.errors import UserError
 from layerparity.judge.align import align
 from layerparity.judge.calibrate import Calibration
 from layerparity.judge.evaluate import measure
-from layerparity.judge.sides import open_side
+from layerparity.judge.sides import open_sides
 from layerparity.record.source import RunSource
 from layerparity.record.stored_run import StoredRun
 
@@ -131,7 +131,7 @@ def generation_parity(
 
 def logit_noise(golden: StoredRun, candidate: StoredRun) -> float:
     """Return the noise floor of the prefill's logits over their norm; 0 where nothing says it."""
-    left, right = open_side("golden", [golden]), open_side("candidate", [candidate])
+    left, right = open_sides([golden], [candidate])
     blocks = Blocks.of(left.manifests[0].model.model_type, {})
     pairs = align(left, right, blocks).pairs
     pair = next((each for each in pairs if each.site == LOGITS), None)

@@ -92,7 +92,7 @@ def _close_up(pair: Pair, calibration: Calibration) -> Portrait:
         ulp=counts,
         ulp_dtype=str(dtype).removeprefix("torch."),
         quantiles={} if floor is None else quantiles(sides, floor),
-        worst=worst_elements(sides, floor, places(tokens, mask), laid.heads),
+        worst=worst_elements(sides, floor, places(tokens, mask, pair.positions()), laid.heads),
     )
 
 

@@ -64,12 +64,17 @@ def by_token(tensor: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
     return tensor.movedim((axes.index("batch"), axes.index("token")), (0, 1))
 
 
-def places(tokens: torch.Tensor, real: torch.Tensor) -> list[tuple[int, int]]:
+def places(
+    tokens: torch.Tensor, real: torch.Tensor, positions: torch.Tensor | None = None
+) -> list[tuple[int, int]]:
     """Return of each token its sequence, and its position there; padding counts for nothing.
 
-    ``tokens``, int64 [n], numbers them batch-major; ``real`` is bool [batch, token].
+    ``tokens``, int64 [n], numbers them batch-major; ``real`` is bool [batch, token]. Where not all
+    tokens of a prompt are there, ``positions``, int64 of that shape, say where each stands.
     """
-    before = (real.long().cumsum(-1) - 1).flatten()
+    if positions is None or positions.shape != real.shape:
+        positions = real.long().cumsum(-1) - 1
+    before = positions.flatten()
     return [(each // real.shape[1], int(before[each])) for each in tokens.tolist()]
 
 

@@ -11,6 +11,7 @@ from layerparity.ground.errors import UserError
 from layerparity.ground.profile import RunProfile, StageProfile
 from layerparity.judge.dumps import open_dump
 from layerparity.record.findings import Caution, CautionKind
+from layerparity.record.kept_tokens import KeptTokens
 from layerparity.record.manifest import Manifest, Record, scope_text
 from layerparity.record.side import RunOrigin, Side
 from layerparity.record.source import RunSource, Source
@@ -152,6 +153,29 @@ def add_up(profiles: Sequence[RunProfile]) -> RunProfile | None:
             total += replace(each, peak=above)
     forward = sorted(stages, key=lambda stage: Site(stage, "in"))
     return RunProfile(0, {stage: stages[stage] for stage in forward})
+
+
+def open_sides(
+    golden: Sequence[StoredRun], candidate: Sequence[StoredRun]
+) -> tuple[RunSet, RunSet]:
+    """Open the runs of both sides, the candidate's of the tokens alone that the golden's kept.
+
+    Raises UserError for none, one that is not finished, and where they kept other tokens.
+    """
+    left, right = open_side("golden", golden), open_side("candidate", candidate)
+    kept = left.manifests[0].kept
+    other = next((s for s in left.sources if s.manifest.kept != kept), None)
+    fewer = next((s for s in right.sources if s.manifest.kept not in (KeptTokens(), kept)), None)
+    strange = other or fewer
+    if strange is not None:
+        count = len(strange.manifest.kept.columns)
+        raise UserError(
+            f"'{strange.run.name}' kept {count or 'all'} tokens of its prompts, and not those that "
+            f"'{left.sources[0].run.name}' did",
+            f"make it again with capture.tokens={len(kept.columns) or 'null'}.",
+        )
+    whole = not kept or all(source.manifest.kept for source in right.sources)
+    return left, right if whole else RunSet([s.only(kept) for s in right.sources])
 
 
 def open_side(role: str, runs: Sequence[StoredRun]) -> RunSet:

@@ -100,9 +100,10 @@ def _made_before(store: Store, prepared: Prepared) -> list[tuple[StoredRun, Mani
 
 
 def _keeps(prepared: Prepared, made: list[tuple[StoredRun, Manifest]]) -> str:
-    if not made:
+    alike = [m for _, m in made if m.kept == prepared.inputs.kept]
+    if not alike:
         return "not known: no earlier run of this model kept these sites"
-    _, manifest = made[0]
+    manifest = alike[0]
     own = [each for each in manifest.records if each.site.place.stage in prepared.scope.stages]
     size = int(sum(each.bytes for each in own) * _times(prepared, manifest))
     return f"about {len(own)} sites, {console.bytes_text(size)}"
@@ -134,7 +135,8 @@ def _takes(prepared: Prepared, made: list[tuple[StoredRun, Manifest]]) -> str:
 def _times(prepared: Prepared, manifest: Manifest) -> float:
     """Return how many times the tokens of a run's prefill a new one has."""
     for each in manifest.records:
-        if "token" in each.axes and each.site.phase == PREFILL:
+        whole = "token" in each.axes and not manifest.kept.lacks(each)
+        if whole and each.site.phase == PREFILL:
             sizes = dict(zip(each.axes, each.shape, strict=True))
             there = sizes.get("batch", 1) * sizes["token"]
             return prepared.inputs.attention_mask.numel() / max(there, 1)

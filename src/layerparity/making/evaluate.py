@@ -237,7 +237,9 @@ class Evaluator(HfPort):
         for own in attending.values():
             scores = None if own.scores is None else own.scores.detach().cpu()
             scores = None if scores is None else scores[..., : visibly.shape[-1]]
-            self._attended = None if scores is None else scores.masked_fill(~visibly, 0.0)
+            self._attended = (
+                None if scores is None else self.begun.kept.of(scores.masked_fill(~visibly, 0.0))
+            )
         if self._attended is not None:
             # A block that takes what another chose takes it by that one's scores.
             chosen = [n for n, spec in observed[stage].specs.items() if spec is CHOSEN_TOKENS]
@@ -270,7 +272,7 @@ class Evaluator(HfPort):
             scores = scores.masked_fill(scores.isneginf(), 0.0)
             routed = [each for each in observed if CHOICES in each.tensors]
             for each, own in zip(routed or observed[:1], scores.split(rows), strict=False):
-                each.tensors[local] = own.reshape(call.batch, call.tokens, -1)
+                each.tensors[local] = call.kept.of(own.reshape(call.batch, call.tokens, -1))
 
     def fed(self, stage: str) -> dict[str, torch.Tensor]:
         """Return what goes on at a stage's sites, in this way's type, and disturbed if it does."""

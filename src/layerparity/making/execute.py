@@ -19,6 +19,7 @@ from layerparity.making.own_values import OwnValues
 from layerparity.making.pass_result import PassResult, Specs, StageOutput, StageRecord, Tensors
 from layerparity.making.request.inputs import Inputs
 from layerparity.ports.base import Call, Observed, Port
+from layerparity.record.kept_tokens import KeptTokens
 from layerparity.record.manifest import Feed, SitePatterns
 from layerparity.record.recorder import Recorder
 
@@ -255,7 +256,18 @@ class Execution:
             tensors[site], specs[site] = value, observed.specs[local]
         for local, reason in observed.unseen.items():
             self._result.skipped[str(inside(local))] = reason
+        if step is None and self.inputs.kept:
+            tensors = {
+                s: t if self._is_whole(s, specs[s]) else self.inputs.kept.of(t)
+                for s, t in tensors.items()
+            }
         return tensors, specs
+
+    def _is_whole(self, site: Site, spec: SiteSpec) -> bool:
+        """Say whether all tokens of a site are stored: a stage is fed them, or repeats them."""
+        fed = site.path == site.place.stage and site.end == "in"
+        chosen = spec.kind is Kind.INDEX_SET or site.local == WEIGHED
+        return fed or chosen or site in self.input_sites.values()
 
     def _call(self, mask: torch.Tensor, positions: torch.Tensor, step: int | None) -> Call:
         """Return a pass, with what its blocks are told to choose, and what goes on at their sites.
@@ -271,13 +283,14 @@ class Execution:
 
         routed, attended = told(ROUTED), told(ATTENDED)
         choosing = {*routed, *attended} if self.inputs.values_of else set()
+        kept = self.inputs.kept if step is None else KeptTokens()
         if weighed := told(WEIGHED):
             fed: dict[int | None, dict[str, torch.Tensor]] = {
                 layer: {WEIGHED: value} for layer, value in weighed.items()
             }
-            return Call(mask, positions, None, routed, attended, fed)
+            return Call(mask, positions, None, routed, attended, fed, kept=kept)
         own = OwnValues(self.inputs.own, step, choosing)
-        return Call(mask, positions, None, routed, attended, own)
+        return Call(mask, positions, None, routed, attended, own, kept=kept)
 
     def _generate(self, call: Call, rows: list[torch.Tensor]) -> torch.Tensor:
         """Decode greedily, every step captured; return the new tokens [batch, new tokens].

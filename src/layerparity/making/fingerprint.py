@@ -111,6 +111,7 @@ def fingerprint_of(prepared: Prepared) -> str:
                 "numerics": numerics(prepared),
                 # Observing a compiled graph changes its fusion.
                 "capture": asdict(prepared.wanted),
+                **({"kept": asdict(prepared.inputs.kept)} if prepared.inputs.kept else {}),
                 "reference": reference,
                 "threads": config.threads,
                 "git_commit": git_commit(),

@@ -27,10 +27,12 @@ from layerparity.making.request.original import open_original
 from layerparity.making.request.scope import Scope, num_layers_of, scope_of
 from layerparity.model import architecture
 from layerparity.model.checkpoint import Checkpoint
+from layerparity.model.mechanisms import mechanisms_of
 from layerparity.model.packing import settings_of
 from layerparity.model.resolve import describe, open_checkpoint, say_parts
 from layerparity.model.weight_types import own_type
 from layerparity.ports.opening import open_backend, open_port
+from layerparity.record.kept_tokens import KeptTokens, chosen_columns
 from layerparity.record.manifest import SitePatterns
 from layerparity.settings.config import LATEST, Config, DType, FeedMode, RunKind
 
@@ -170,6 +172,8 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
     if config.feed is not FeedMode.isolated:
         scope.refuse_gaps()
     capture = config.capture
+    if capture.tokens is not None:
+        inputs.kept = _kept(plan, inputs, capture.tokens)
     wanted = SitePatterns(capture.name, tuple(capture.include), tuple(capture.exclude))
     if inputs.capture is not None and inputs.capture.include:
         # Every value that is replaced is one that is seen.
@@ -179,5 +183,26 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         f"{backend.name} ({backend.device_label}), {config.dtype.value}, capture={wanted.name}\n"
         f"fed {inputs.chosen}; feed={config.feed.value}"
     )
+    if inputs.kept:
+        count = f"{len(inputs.kept.columns)} of {inputs.kept.width} tokens"
+        console.say(f"sites are stored of {count}; what a stage is fed, of all")
     decided = {**vars(plan), "config": config, "scope": scope}
     return Prepared(**decided, backend=backend, inputs=inputs, wanted=wanted)
+
+
+def _kept(plan: RunPlan, inputs: Inputs, count: int) -> KeptTokens:
+    """Return the tokens that sites are stored of: so many.
+
+    Raises UserError where the golden that feeds the run stored others.
+    """
+    real = inputs.attention_mask.bool().tolist()
+    lengths = sorted({each.tokens for each in mechanisms_of(plan.checkpoint.config)})
+    own = chosen_columns(real, count, lengths)
+    if inputs.source in ("golden", "candidate") and own != inputs.kept:
+        stored = len(inputs.kept.columns) or "all"
+        raise UserError(
+            f"the golden that feeds this run stored {stored} tokens of its sites, and "
+            f"capture.tokens={count} would store others",
+            "leave it out: the golden's are stored.",
+        )
+    return own

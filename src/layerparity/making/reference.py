@@ -31,6 +31,7 @@ from layerparity.numbers.floor import Floor, measure_floors
 from layerparity.numbers.token_sums import TokenLayout, heads_of, token_layout
 from layerparity.ports.base import Call, Port
 from layerparity.ports.observed.proof import kind_of
+from layerparity.record.kept_tokens import KeptTokens
 from layerparity.record.references import CHAINED, ISOLATED, ReferenceWriter
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class ReferenceRecorder:
         self._chain = ways() if self.chained else None
         self._parts = ways() if self.components else None
         self._mask = torch.ones(0)
+        self._prompt, self._kept = self._mask, KeptTokens()
         self._ids: torch.Tensor | None = None
         self._last, self._together, self._cached = 0, 1, False
 
@@ -79,7 +81,9 @@ class ReferenceRecorder:
         ``ids`` are the prompt's tokens, int64 [batch, token], where there are any.
         """
         self._ids = ids
-        self._mask = call.attention_mask.bool().flatten()
+        self._prompt = call.attention_mask.bool()
+        self._kept = call.kept
+        self._mask = call.kept.of(self._prompt).flatten()
         self._cached = cache_tokens > 0
         # The prefill chooses the first of the new tokens.
         self._last = cache_tokens - call.tokens - 1
@@ -96,7 +100,7 @@ class ReferenceRecorder:
     def begin_step(self, call: Call, step: int) -> None:
         """Prepare a decode step, and with the last one of several a pass over all of them."""
         if self._is_last(step):
-            self._mask = torch.ones(call.batch, dtype=torch.bool)
+            self._mask, self._kept = torch.ones(call.batch, dtype=torch.bool), KeptTokens()
             back = torch.arange(-((step - 1) % self._together), 1)
             self._isolated.begin_steps(replace(call, position_ids=call.position_ids + back))
 
@@ -225,7 +229,8 @@ class ReferenceRecorder:
         ``record`` and ``results`` are [batch, token, ...], a token for each decode step.
         """
         specs = record.specs
-        heads = heads_of((s.end, tuple(t.shape), specs[s].axes) for s, t in record.tensors.items())
+        shapes = ((s, tuple(self._kept.of(t).shape)) for s, t in record.tensors.items())
+        heads = heads_of((s.end, shape, specs[s].axes) for s, shape in shapes)
         found: References = {}
         for site, value in results[REFERENCE].items():
             axes = specs[site].axes if site in specs else EXPERTS.axes
@@ -234,6 +239,7 @@ class ReferenceRecorder:
             for dtype in self.dtypes:
                 ways = {w: values[site] for (own, w), values in results.items() if own == dtype}
                 golden = record.tensors.get(site)
+                golden = golden if golden is None else self._kept.of(golden)
                 floor = self._floor(layout, ways, value, golden, record.step is not None)
                 if site.is_logits and golden is not None:
                     epsilon = torch.finfo(getattr(torch, Computed.parse(dtype).dtype)).eps
@@ -278,7 +284,7 @@ class ReferenceRecorder:
         """
         if step is None:
             real = self._mask.view(golden.shape[:2])
-            labels = next_tokens(golden, real, self._ids)[real]
+            labels = next_tokens(golden, self._prompt, self._ids, self._kept.columns)[real]
             found = [at_the_end(golden[real], way[real], labels) for way in ways]
         else:
             steps = range(golden.shape[1])
@@ -290,7 +296,8 @@ class ReferenceRecorder:
     def _components(self, record: StageRecord) -> Iterator[StageRecord]:
         """Yield what the golden had at each component whose input it recorded."""
         block = Site(record.stage, "in")
-        if self._parts is None or block.layer is None or block.component:
+        if self._parts is None or block.layer is None or block.component or self._kept:
+            # What components are fed is not there whole where some tokens are kept.
             return
         children = {name for name, _ in self.port.skeleton.module(record.stage).named_children()}
         measured = self.port.blocks().get(block.layer)

@@ -17,6 +17,7 @@ from layerparity.numbers.clean import Way, reference, ways_of
 from layerparity.numbers.floor import PUBLISHED
 from layerparity.numbers.operands import ACTIVATIONS
 from layerparity.ports.base import Call, Observed, Port
+from layerparity.record.kept_tokens import KeptTokens
 
 if TYPE_CHECKING:
     from layerparity.ports.known.hf import HfPort
@@ -114,9 +115,10 @@ class Ways:
             track.state = found[record.stage].output.detach()
             track.evaluator.release(record.stage)
             for stage, observed in found.items():
-                results[stage][key] = _by_site(records[stage], observed)
+                kept = track.evaluator.begun.kept
+                results[stage][key] = _by_site(records[stage], observed, kept)
             if chained and start in record.tensors:
-                results[record.stage][key][start] = given.cpu()
+                results[record.stage][key][start] = kept.of(given.cpu())
         return {stage: ways for stage, ways in results.items() if len(ways) == len(self._tracks)}
 
     @property
@@ -154,8 +156,11 @@ class Ways:
         return {key: track.evaluator for key, track in self._tracks.items()}
 
 
-def _by_site(record: StageRecord, observed: Observed) -> dict[Site, torch.Tensor]:
-    """Return a way's floating tensors at the sites the golden kept, and its router's scores."""
+def _by_site(record: StageRecord, observed: Observed, kept: KeptTokens) -> dict[Site, torch.Tensor]:
+    """Return a way's floating tensors at the sites the golden kept, and its router's scores.
+
+    Of a prefill they are those of the ``kept`` tokens.
+    """
     owner = Site(record.stage, "in")
     phase, step = (PREFILL, 0) if record.step is None else (DECODE, record.step)
     tensors = {}
@@ -165,9 +170,9 @@ def _by_site(record: StageRecord, observed: Observed) -> dict[Site, torch.Tensor
         ):
             continue
         if site.path == record.stage and site.end == "out" and site.local not in observed.tensors:
-            tensors[site] = observed.output.detach().cpu()
+            tensors[site] = kept.of(observed.output.detach()).cpu()
         elif site.local in observed.tensors:
-            tensors[site] = observed.tensors[site.local]
+            tensors[site] = kept.of(observed.tensors[site.local])
     for local, value in observed.tensors.items():
         path, _, end = local.partition(":")
         if end in ("scores", "group_scores") and owner.layer is not None:

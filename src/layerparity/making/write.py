@@ -183,6 +183,7 @@ def manifest_of(
         blocks=kinds_of(result.blocks),
         values_of=prepared.inputs.values_of,
         ranks=result.ranks,
+        kept=prepared.inputs.kept,
     )
 
 

@@ -7,7 +7,7 @@ infinity, as of a padded vocabulary) is left out of its position's numbers on bo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,18 +34,23 @@ _MEANS = ("kl_mean", "logp_mean", "nmse")
 
 
 def next_tokens(
-    logits: torch.Tensor, mask: torch.Tensor, ids: torch.Tensor | None = None
+    logits: torch.Tensor,
+    mask: torch.Tensor,
+    ids: torch.Tensor | None = None,
+    columns: Sequence[int] = (),
 ) -> torch.Tensor:
     """Return the token that follows each, int64 [batch, token]; -1 where that is not known.
 
     It stands in ``ids``, int64 [batch, token]. After a sequence's last real token, by ``mask``,
     bool [batch, token], comes the likeliest by ``logits``, floating [batch, token, vocabulary]:
-    generation is greedy.
+    generation is greedy. With ``columns`` the logits are those of these tokens alone.
     """
     follows = torch.zeros_like(mask)
     follows[:, :-1] = mask[:, 1:]
     # What the roll gives the last place is the first token, and is not taken: nothing follows.
     known = torch.full(mask.shape, -1) if ids is None else ids.long().roll(-1, 1)
+    if columns:
+        follows, known = (each[:, list(columns)] for each in (follows, known))
     return torch.where(follows, known, logits.argmax(-1))
 
 

@@ -80,7 +80,7 @@ def problems_of(report: FitReport) -> list[str]:
         problems.append(
             f"The golden's noise floors take about {size_text(question.kept.memory)} of memory, "
             f"and {size_text(free)} is free. Cure: fewer tokens, capture=default, "
-            "reference.components=false, or reference.make=false for a golden without floors."
+            "capture.tokens=1024, or reference.make=false for a golden without floors."
         )
     for misfit in report.misfits:
         problems.append(_refusal(misfit, report))

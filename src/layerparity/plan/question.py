@@ -166,6 +166,7 @@ def _kept(
     """Return what the run keeps on disk, and what its floors take, if it has any."""
     abilities, capture = open_backend.abilities(config), config.capture
     kind = abilities.kind if config.kind is RunKind.auto else config.kind
+    stored = batch.sequences * ((capture.tokens or 0) + batch.new_tokens)
     able = abilities.references and config.tp_degree == 1 and config.reference.make
     return kept_of(
         model,
@@ -176,6 +177,7 @@ def _kept(
         floors=able and kind is RunKind.golden,
         chained=config.feed is not FeedMode.isolated,
         components=config.reference.components,
+        stored=None if capture.tokens is None else stored,
     )
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from layerparity.anatomy.site import SiteSpec
 from layerparity.ground.errors import UserError
 from layerparity.ground.profile import Spent
+from layerparity.record.kept_tokens import KeptTokens
 from layerparity.record.ranks import RankRecord
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class Call:
     is none. ``fed`` are by layer the values, floating [batch, token, ...] by their site inside the
     block, that go on there in place of what is computed; of rotated keys those of former passes
     come first. ``handed`` is what stages handed on to later ones beside their state, of any shape
-    and dtype on the CPU, by name: a port's own, and empty for another pass.
+    and dtype on the CPU, by name: a port's own, and empty for another pass. ``kept`` are the tokens
+    that are looked at inside a stage; a port may show all.
     """
 
     attention_mask: torch.Tensor
@@ -66,6 +68,7 @@ class Call:
     attended: Mapping[int, torch.Tensor] = field(default_factory=dict)
     fed: Mapping[int | None, Mapping[str, torch.Tensor]] = field(default_factory=dict)
     handed: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+    kept: KeptTokens = field(default_factory=KeptTokens)
 
     @property
     def batch(self) -> int:

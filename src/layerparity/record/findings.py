@@ -62,13 +62,15 @@ class TextUse:
     """What texts the golden was fed: the ``tokens`` of the longest, and whether any is ``padded``.
 
     ``vary`` says whether a text has two different tokens, ``vary_decoding`` whether it has with
-    what was generated.
+    what was generated. Sites show ``stored`` of the ``real`` tokens of all texts, 0 for all.
     """
 
     tokens: int
     padded: bool
     vary: bool
     vary_decoding: bool
+    stored: int = 0
+    real: int = 0
 
 
 class DoubtKind(StrEnum):

@@ -19,6 +19,7 @@ from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import RUN_AGAIN, text_digest
 from layerparity.ground.parse import parse_json
+from layerparity.record.kept_tokens import KeptTokens
 from layerparity.record.ranks import RankRecord
 
 # What `Manifest.numerics` calls the types that products round their operands to.
@@ -163,7 +164,8 @@ class Manifest:
     ``capture`` says which sites were asked for. ``files`` are the hashes of the folder's files of
     text by name. ``schema`` is that of the whole folder. ``values_of`` is the `content` of the
     candidates that a golden was fed at every site they recorded: it judges them alone. ``replicas``
-    are what an odd rank held at some of the sites, where ranks should hold the same.
+    are what an odd rank held at some of the sites, where ranks should hold the same. ``kept`` are
+    the tokens of the prompts that records of a prefill have.
     """
 
     model: ModelPrint
@@ -193,6 +195,7 @@ class Manifest:
     values_of: tuple[str, ...] = ()
     ranks: RankRecord = field(default_factory=RankRecord)
     replicas: list[Record] = field(default_factory=list)
+    kept: KeptTokens = field(default_factory=KeptTokens)
     schema: int = SCHEMA
 
     @property

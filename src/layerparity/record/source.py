@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from layerparity.anatomy.site import overlap
 from layerparity.ground.files import TensorFiles
 from layerparity.record.findings import Caution
 from layerparity.record.folder import EffectiveWeights, UsedWeights, checked_tensor
+from layerparity.record.kept_tokens import KeptTokens
 from layerparity.record.manifest import Manifest, Record
 from layerparity.record.stored_run import MANIFEST_TAG, StoredRun
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
+
+    from layerparity.anatomy.site import Site
 
 
 class Source(ABC):
@@ -28,6 +35,7 @@ class Source(ABC):
     manifest: Manifest
     proved: bool
     cautions: tuple[Caution, ...] = ()
+    _stored: Mapping[tuple[Site, str], Record] | None = None
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -35,16 +43,59 @@ class Source(ABC):
         return (self.manifest.dtype,)
 
     @abstractmethod
-    def load(self, record: Record) -> torch.Tensor:
-        """Return a record's tensor on the CPU, in the record's shape, axes and dtype.
+    def read(self, record: Record) -> torch.Tensor:
+        """Return a stored record's tensor on the CPU, in the record's shape, axes and dtype.
 
         Raises UserError where it is not what was stored.
         """
 
+    def load(self, record: Record) -> torch.Tensor:
+        """Return the tensor of a record of the manifest, of the kept tokens alone; see `read`."""
+        if self._stored is None:
+            return self.read(record)
+        stored = self._stored[record.site, record.file]
+        axis, whole = self.manifest.kept.axis(stored), self.read(stored)
+        # A dump's may be taken for a batch of one.
+        cut = whole if axis is None else self.manifest.kept.cut(whole, axis)
+        return cut.reshape(record.shape)
+
+    def only(self, kept: KeptTokens) -> Self:
+        """Return it as a run that kept these tokens of its prompts alone."""
+        fewer = copy.copy(self)
+        fewer._keep(kept)
+        return fewer
+
+    def _keep(self, kept: KeptTokens) -> None:
+        every = [*self.manifest.records, *self.manifest.replicas]
+        self._stored = {(each.site, each.file): each for each in every}
+        records, replicas = (
+            [kept.cut_record(each) for each in held]
+            for held in (self.manifest.records, self.manifest.replicas)
+        )
+        self.manifest = replace(self.manifest, records=records, replicas=replicas, kept=kept)
+
     @cached_property
-    def mask(self) -> torch.Tensor | None:
-        """Return bool [batch, token], true at real tokens; None where all are."""
+    def prompt_mask(self) -> torch.Tensor | None:
+        """Return bool [batch, token], true at the real tokens of prompts; None where all are."""
         return None
+
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """Return bool [batch, token], true at the kept tokens that are real; None: all are."""
+        mask, kept = self.prompt_mask, self.manifest.kept
+        return mask if mask is None or not kept else kept.cut(mask)
+
+    @property
+    def positions(self) -> torch.Tensor | None:
+        """Return where in its prompt each kept token stands, int64 [batch, token]; None: not said.
+
+        Padding counts for nothing.
+        """
+        mask, kept = self.prompt_mask, self.manifest.kept
+        if mask is None:
+            return None
+        before = mask.long().cumsum(-1) - 1
+        return kept.cut(before) if kept else before
 
     @cached_property
     def token_ids(self) -> torch.Tensor | None:
@@ -87,9 +138,11 @@ class RunSource(Source):
         self.folder = run.files
         self._tensors = TensorFiles(self.folder.locate_tensor)
         self.manifest = self.folder.read_manifest(run.tags.get(MANIFEST_TAG))
+        if self.manifest.kept:
+            self._keep(self.manifest.kept)
 
-    def load(self, record: Record) -> torch.Tensor:
-        """Return a record's tensor, mapped from its file, its bytes checked; see `Source.load`."""
+    def read(self, record: Record) -> torch.Tensor:
+        """Return a record's tensor, mapped from its file, its bytes checked; see `Source.read`."""
         return checked_tensor(record, *self._tensors.read(record.file, str(record.site)))
 
     def tensors_used(self, stage: str) -> dict[str, str]:
@@ -116,7 +169,7 @@ class RunSource(Source):
         return self.folder.read_config()
 
     @cached_property
-    def mask(self) -> torch.Tensor | None:
+    def prompt_mask(self) -> torch.Tensor | None:
         """Return the attention mask that the run was fed, as bool [batch, token]."""
         return self.folder.read_mask()
 

@@ -297,6 +297,9 @@ def coverage_lines(verdict: Verdict) -> list[str]:
     if len(classes) > 1:
         parts = (f"{each.name} {len(each.judged)} of {len(each.layers)}" for each in classes)
         lines.append(f"layers judged by class: {', '.join(parts)}")
+    texts = verdict.coverage.texts
+    if texts is not None and texts.stored:
+        lines.append(f"prefill: {texts.stored:,} of {texts.real:,} tokens were stored and judged")
     uses = [use for use in verdict.coverage.experts if use.judged and use.seen]
     if uses:
         exercised, total = sum(use.exercised for use in uses), sum(use.total for use in uses)

@@ -11,7 +11,7 @@ from layerparity.ground import console
 from layerparity.ground.errors import Exit
 from layerparity.judge.conclude import portrayed, with_guilt
 from layerparity.judge.evidence import stage_rows
-from layerparity.judge.sides import open_side
+from layerparity.judge.sides import open_sides
 from layerparity.making.steps import settings_to_judge
 from layerparity.record.guilt import Cause, Guilt
 from layerparity.record.stored_run import Kept
@@ -171,7 +171,7 @@ def _descended(bench: Bench, result: SearchResult) -> tuple[Verdict, str]:
         from layerparity.making.replay import replays
 
         golden, candidate = _sides_of(closer, bench)
-        sides = open_side("golden", golden), open_side("candidate", candidate)
+        sides = open_sides(golden, candidate)
         closer = with_guilt(closer, sides[0], place, candidate=sides[1], replays=replays)
         if closer.guilty is not None or verdict is None or verdict.guilty is None:
             return closer, ""

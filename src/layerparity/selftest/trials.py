@@ -15,7 +15,7 @@ from layerparity.judge.conclude import conclude
 from layerparity.judge.evidence import evidence_of
 from layerparity.judge.guilty import first_guilty, judged_of
 from layerparity.judge.replays import with_replays
-from layerparity.judge.sides import open_side
+from layerparity.judge.sides import open_sides
 from layerparity.making import make as run_job
 from layerparity.making import write
 from layerparity.making.fingerprint import fingerprint_of
@@ -96,7 +96,7 @@ class CellRunner:
         seen = replace(verdict, rows=rows, total=len(rows))
         guilty = first_guilty(judged_of(seen))
         # A cause may be told by what the other phase shows, as in a user's comparison.
-        sides = open_side("golden", [golden]), open_side("candidate", [candidate])
+        sides = open_sides([golden], [candidate])
         causes = []
         if guilty is not None:
             found = evidence_of(guilty, verdict, *sides)

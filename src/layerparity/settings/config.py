@@ -133,6 +133,12 @@ class CaptureSettings:
     name: str = MISSING
     include: list[str] = key([], "shell patterns of sites that are stored")
     exclude: list[str] = key([], "shell patterns of sites that are not stored, such as ['mlp.*']")
+    tokens: int | None = key(
+        None,
+        "how many tokens of long prompts sites are stored of: the first, the last, those where a "
+        "window ends, and others between; null: all, or what the golden that feeds the run stored",
+        least=16,
+    )
 
 
 @dataclass

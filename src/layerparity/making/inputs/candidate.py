@@ -156,6 +156,12 @@ def _refuse_unlike(sources: Sequence[RecordedRun], request: Request) -> None:
     for source in sources:
         manifest, name = source.manifest, source.run.name
         refuse_other_model(f"Candidate {name}", manifest, request)
+        if manifest.kept:
+            raise UserError(
+                f"Candidate {name} stored {len(manifest.kept.columns)} tokens of its sites, and a "
+                "golden goes on from all",
+                "make it with capture.tokens=null, or compare it as it is.",
+            )
         if manifest.dtype != asked:
             raise UserError(
                 f"Candidate {name} computed in {manifest.dtype}, and a golden of its own values "

@@ -202,6 +202,7 @@ def inputs_of(recorded: RecordedInputs, request: Request, feed: FeedMode) -> Inp
         feed=feed,
         sites=recorded.sites,
         recorded=_by_block(used),
+        kept=used[0].manifest.kept,
     )
 
 
@@ -222,6 +223,7 @@ def _refuse_mixed(sources: Sequence[RecordedRun]) -> None:
     for other in sources[1:]:
         one, two = first.manifest.inputs, other.manifest.inputs
         unequal = sorted(name for name in set(one) & set(two) if one[name] != two[name])
+        unequal += ["capture.tokens"] * (first.manifest.kept != other.manifest.kept)
         if unequal:
             raise UserError(
                 f"Golden runs {first.run.name} and {other.run.name} were fed different inputs "

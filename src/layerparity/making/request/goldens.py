@@ -127,7 +127,8 @@ def lacks(manifests: Sequence[Manifest], request: Request) -> str:
 
 def recorded_input(manifest: Manifest, request: Request, stage: str) -> Record | None:
     """Return what a run recorded of a stage's input, wherever it did."""
-    return next(filter(None, map(manifest.record, recorded_at(manifest, request, stage))), None)
+    found = filter(None, map(manifest.record, recorded_at(manifest, request, stage)))
+    return next((each for each in found if not manifest.kept.lacks(each)), None)
 
 
 def recorded_at(manifest: Manifest, request: Request, stage: str) -> Sequence[Site]:

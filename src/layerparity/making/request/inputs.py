@@ -14,6 +14,7 @@ from layerparity.anatomy.site import Site, SiteSpec
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import tensor_digest
 from layerparity.making.request.scope import begins_with_tokens
+from layerparity.record.kept_tokens import KeptTokens
 from layerparity.settings.config import FeedMode
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ class Inputs:
     are the ids (or folders) of the runs that recorded them, ``sites`` where they did so, by stage.
     ``own`` are a candidate's values inside blocks, floating [batch, token, ...] by site, that a
     golden goes on from; ``values_of`` identify what that candidate recorded, and ``capture`` is
-    which sites it was asked for. ``recorded`` are the sites of each block that the runs recorded.
+    which sites it was asked for. ``recorded`` are the sites of each block that the runs recorded,
+    ``kept`` the tokens that these, and the run itself, store.
     """
 
     source: str
@@ -102,6 +104,7 @@ class Inputs:
     values_of: tuple[str, ...] = ()
     capture: SitePatterns | None = None
     recorded: Mapping[str, Mapping[str, SiteSpec]] = field(default_factory=dict)
+    kept: KeptTokens = field(default_factory=KeptTokens)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what the run keeps of its inputs, each int64 [batch, token]."""

@@ -18,6 +18,7 @@ from layerparity.ports.observed import emulated
 from layerparity.ports.observed.caching_port import CachingPort
 from layerparity.ports.observed.canonical import (
     FED,
+    KEPT,
     REPLAYED,
     after_of,
     copies_rows,
@@ -212,6 +213,9 @@ class HfPort(CachingPort):
             values, mask = backend.send(stage, (fed, call.attention_mask))
             # As plain containers, which a graph takes as arguments.
             arguments = {**arguments, FED: (values, mask, call.tokens)}
+        if call.kept:
+            columns = backend.send(stage, torch.tensor(call.kept.columns))
+            arguments = {**arguments, KEPT: (columns, call.batch, call.tokens)}
         if call.handed and taken(self.skeleton.module(stage)):
             handed = for_block(call.handed, Place.parse(stage).layer)
             arguments = {**arguments, HANDED: backend.send(stage, handed)}

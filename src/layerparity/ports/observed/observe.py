@@ -15,7 +15,7 @@ from layerparity.anatomy.family import ROUTED, Tap
 from layerparity.model.arguments import CACHE_NAMES
 from layerparity.numbers.arithmetic import Replay
 from layerparity.numbers.rows_apart import cut
-from layerparity.ports.observed.canonical import FED, REPLAYED, own_choices
+from layerparity.ports.observed.canonical import FED, KEPT, REPLAYED, kept_rows, own_choices
 from layerparity.ports.observed.fed import Fed, called_again
 from layerparity.ports.observed.handed import HANDED, Handing
 
@@ -64,14 +64,15 @@ class ObservedStage(nn.Module):
         the embedding; what taps saw is as the module gave it. Among the arguments, `REPLAYED` tells
         what to choose, int64 [batch, token, k] by site; what would have been chosen is seen at
         `own_choices` of the site, int64 [batch * token, k], or [batch, token, k] of tokens. `FED`
-        is what goes on in place of what taps see, `HANDED` what other stages handed on.
+        is what goes on in place of what taps see, `HANDED` what other stages handed on, `KEPT`
+        which tokens of a prefill are shown.
         """
         arguments = dict(arguments)
         handing = Handing(self.module, arguments.pop(HANDED, {}))
         told: dict[str, torch.Tensor] = arguments.pop(REPLAYED, {})
         leading = {local for _, tap in self.taps for local in tap.follows}
         fed = arguments.pop(FED, None)
-        noted = _Seen(None if fed is None else Fed(*fed), leading)
+        noted = _Seen(None if fed is None else Fed(*fed), leading, arguments.pop(KEPT, None))
         if "past_key_values" in arguments:
             # A module may have another name for the cache.
             taken = inspect.signature(self.module.forward).parameters
@@ -117,16 +118,19 @@ class _Seen:
     """What taps saw in one pass, by local site; what they were ``fed`` goes on in its place.
 
     ``leading`` are the taps whose value others of the same call of their module are made from.
+    Of the ``kept`` tokens alone, where not all are: their columns, int64, of sequences and tokens.
     """
 
     fed: Fed | None
     leading: set[str]
+    kept: tuple[torch.Tensor, int, int] | None = None
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def meet(self, tap: Tap, value: torch.Tensor) -> torch.Tensor:
         """Note a value as the module gave it; return what goes on."""
         # A copy: what follows may write into the tensor, or hand it on as its own output.
-        self.tensors[tap.local] = value.clone()
+        copied = value.clone() if self.kept is None else kept_rows(tap, value, *self.kept)
+        self.tensors[tap.local] = copied
         return value if self.fed is None else self.fed.instead_of(tap, value)
 
     def lead(self, module: nn.Module, tap: Tap) -> AbstractContextManager[None]:

@@ -18,6 +18,7 @@ from layerparity.ground.errors import PortError, UserError, nearest, said
 from layerparity.ground.files import text_digest
 from layerparity.ports import port_loads
 from layerparity.ports.base import Assets, Observed, Port
+from layerparity.record.kept_tokens import KeptTokens
 from layerparity.settings.config import RunKind
 
 if TYPE_CHECKING:
@@ -268,18 +269,29 @@ def guarded(port: Port, name: str, assets: Assets) -> Port:
     ``load`` must report the weights of a stage that has some; ``run`` must return an `Observed`
     whose tensors fit the batch.
     """
+    guard = _Guard(assets)
     for method in _CHECKED:
         plain = getattr(port, method, None)
         if plain is not None:
-            setattr(port, method, _checked(plain, f"The port {name}", assets))
+            setattr(port, method, _checked(plain, f"The port {name}", guard))
     return port
 
 
-def _checked(plain: Callable[..., Any], name: str, assets: Assets) -> Callable[..., Any]:
+@dataclasses.dataclass
+class _Guard:
+    """What a port's answers are held against: its assets, and the tokens looked at in its pass."""
+
+    assets: Assets
+    kept: KeptTokens = dataclasses.field(default_factory=KeptTokens)
+
+
+def _checked(plain: Callable[..., Any], name: str, guard: _Guard) -> Callable[..., Any]:
     method = plain.__name__
 
     @functools.wraps(plain)
     def call(*args: Any, **named: Any) -> Any:
+        if method == "begin" and args:
+            guard.kept = args[0].kept
         stage = f" {args[0]}" if args and isinstance(args[0], str) else ""
         try:
             result = plain(*args, **named)
@@ -287,42 +299,44 @@ def _checked(plain: Callable[..., Any], name: str, assets: Assets) -> Callable[.
             raise
         except Exception as error:
             raise PortError(f"{name} {said(error)} in {method}{stage}.") from error
-        for problem in _PROBLEMS[method](result, assets, *args) if method in _PROBLEMS else ():
+        for problem in _PROBLEMS[method](result, guard, *args) if method in _PROBLEMS else ():
             raise UserError(f"{name}: {method}{stage} {problem}")
         # What a port hands out to be called later is its own code, too.
-        return _checked(result, name, assets) if inspect.isfunction(result) else result
+        return _checked(result, name, guard) if inspect.isfunction(result) else result
 
     return call
 
 
-def _place_problems(given: Any, assets: Assets, *_: Any) -> Iterator[str]:
+def _place_problems(given: Any, guard: _Guard, *_: Any) -> Iterator[str]:
     if not isinstance(given, list):
         yield f"returned {_named(given)}, not a list of Placed (it may be empty)."
 
 
-def _load_problems(given: Any, assets: Assets, stage: str) -> Iterator[str]:
+def _load_problems(given: Any, guard: _Guard, stage: str) -> Iterator[str]:
     if not isinstance(given, dict):
         yield f"returned {_named(given)}, not the hash of each checkpoint tensor by name."
         return
     site = Site(stage, "in")
     mark = f"{site.place.stage}."
-    stored = [name for name in assets.checkpoint.tensors if mark in name]
+    stored = [name for name in guard.assets.checkpoint.tensors if mark in name]
     if stored and not given:
         yield f"reports no weights, and the checkpoint holds {stored[0]}: return their hash."
-    checkpoint = assets.checkpoint
+    checkpoint = guard.assets.checkpoint
     unknown = sorted(set(given) - checkpoint.tensors.keys() - checkpoint.stored.keys())
     if unknown:
         yield f"reports '{unknown[0]}', which the checkpoint does not hold: use its stored names."
 
 
-def _run_problems(given: Any, assets: Assets, stage: str, values: Any) -> Iterator[str]:
+def _run_problems(given: Any, guard: _Guard, stage: str, values: Any) -> Iterator[str]:
     if not isinstance(given, Observed):
         yield f"returned {_named(given)}, not an Observed."
         return
-    wanted = _output_shape(assets, stage, values)
+    wanted = _output_shape(guard.assets, stage, values)
     if getattr(given.output, "shape", None) is None or tuple(given.output.shape) != wanted:
         yield f"returned {_named(given.output)} as output, {list(wanted)} is due."
     batch = wanted[:2]
+    # It may leave out what is not looked at.
+    fewer = (batch[0], len(guard.kept.columns) if guard.kept else batch[1])
     for local, tensor in given.tensors.items():
         spec = given.specs.get(local)
         if ":" not in local or getattr(tensor, "shape", None) is None:
@@ -332,7 +346,7 @@ def _run_problems(given: Any, assets: Assets, stage: str, values: Any) -> Iterat
             yield f"shows {local} as {_named(tensor)} with {axes}: name each axis in specs."
         elif tensor.device.type != "cpu":
             yield f"shows {local} on {tensor.device.type}: bring what is observed to the CPU."
-        elif tuple(tensor.shape[:2]) != batch:
+        elif tuple(tensor.shape[:2]) not in (batch, fewer):
             yield f"shows {local} as {_named(tensor)}: {list(batch)} is the batch and its tokens."
 
 

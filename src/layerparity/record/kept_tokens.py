@@ -1,0 +1,91 @@
+"""KeptTokens: which tokens of its prompts a run keeps at a site, where it does not keep all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from layerparity.anatomy.site import PREFILL
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.record.manifest import Record
+
+
+@dataclass(frozen=True)
+class KeptTokens:
+    """The ``columns`` of prompts, padding included, that are ``width`` tokens wide; in order.
+
+    Without columns all are kept. What a stage is fed, and what was chosen, is kept whole.
+    """
+
+    columns: tuple[int, ...] = ()
+    width: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.columns)
+
+    def axis(self, record: Record) -> int | None:
+        """Return the axis of a record along which it has all tokens of its prompts, or None."""
+        if not self or record.site.phase != PREFILL:
+            return None
+        axis = record.axes.index("token") if "token" in record.axes else None
+        if axis is not None and record.shape[axis] == self.width:
+            return axis
+        # The axes of a dump, which has no hashes, are guessed.
+        guessed = not record.digest and self.width in record.shape
+        return record.shape.index(self.width) if guessed else None
+
+    def lacks(self, record: Record) -> bool:
+        """Say whether a record has the kept tokens of its prompts alone."""
+        tokens = bool(self) and record.site.phase == PREFILL and "token" in record.axes
+        return tokens and self.axis(record) is None
+
+    def cut_record(self, record: Record) -> Record:
+        """Return a record as it is of the kept tokens alone; its hash stays that of the whole."""
+        axis = self.axis(record)
+        if axis is None:
+            return record
+        shape = (*record.shape[:axis], len(self.columns), *record.shape[axis + 1 :])
+        return replace(record, shape=shape)
+
+    def of(self, shown: torch.Tensor) -> torch.Tensor:
+        """Return the kept tokens of [batch, token, ...], whether or not it has others, too."""
+        return self.cut(shown) if self and shown.shape[1] == self.width else shown
+
+    def cut(self, tensor: torch.Tensor, axis: int = 1) -> torch.Tensor:
+        """Return the kept tokens of a tensor whose ``axis`` is that of tokens, a copy."""
+        import torch
+
+        return tensor.index_select(axis, torch.tensor(self.columns, device=tensor.device))
+
+
+def chosen_columns(
+    real: Sequence[Sequence[bool]], count: int, lengths: Sequence[int]
+) -> KeptTokens:
+    """Return so many tokens of prompts: the first, the last, those about ``lengths``, and others.
+
+    ``real`` says of each row which of its tokens is no padding. A quarter each goes to the first,
+    to the last, and to those where a prompt becomes so long that the model does something else;
+    the rest is spread evenly. All are kept where there are no more.
+    """
+    width = len(real[0])
+    if count >= width:
+        return KeptTokens()
+    starts = [row.index(True) for row in real]
+    ends = [width - row[::-1].index(True) for row in real]
+    share = max(count // 4 // len(real), 1)
+    wanted: list[int] = []
+    for start, end in zip(starts, ends, strict=True):
+        wanted += [*range(end - share, end), *range(start, start + share)]
+        edges = [start + length - 1 for length in lengths if length <= end - start]
+        about = max(share // max(len(edges), 1), 2)
+        wanted += [column for at in edges for column in range(at - about // 2, at + about // 2)]
+    kept = list(dict.fromkeys(each for each in wanted if 0 <= each < width))[:count]
+    rest = sorted({*range(min(starts), max(ends))} - {*kept}) or [*range(width)]
+    left = count - len(kept)
+    # In the middle of as many stretches of equal length.
+    kept += [rest[(2 * n + 1) * len(rest) // (2 * left)] for n in range(left)]
+    return KeptTokens(tuple(sorted({*kept})), width)
