@@ -135,7 +135,7 @@ def _takes(prepared: Prepared, made: list[tuple[StoredRun, Manifest]]) -> str:
 def _times(prepared: Prepared, manifest: Manifest) -> float:
     """Return how many times the tokens of a run's prefill a new one has."""
     for each in manifest.records:
-        whole = "token" in each.axes and not manifest.kept.lacks(each)
+        whole = "token" in each.axes and not each.is_cut(manifest.kept)
         if whole and each.site.phase == PREFILL:
             sizes = dict(zip(each.axes, each.shape, strict=True))
             there = sizes.get("batch", 1) * sizes["token"]

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from layerparity.anatomy.site import PREFILL
 
 if TYPE_CHECKING:
     import torch
-
-    from layerparity.record.manifest import Record
 
 
 @dataclass(frozen=True)
@@ -27,33 +23,13 @@ class KeptTokens:
     def __bool__(self) -> bool:
         return bool(self.columns)
 
-    def axis(self, record: Record) -> int | None:
-        """Return the axis of a record along which it has all tokens of its prompts, or None."""
-        if not self or record.site.phase != PREFILL:
-            return None
-        axis = record.axes.index("token") if "token" in record.axes else None
-        if axis is not None and record.shape[axis] == self.width:
-            return axis
-        # The axes of a dump, which has no hashes, are guessed.
-        guessed = not record.digest and self.width in record.shape
-        return record.shape.index(self.width) if guessed else None
-
-    def lacks(self, record: Record) -> bool:
-        """Say whether a record has the kept tokens of its prompts alone."""
-        tokens = bool(self) and record.site.phase == PREFILL and "token" in record.axes
-        return tokens and self.axis(record) is None
-
-    def cut_record(self, record: Record) -> Record:
-        """Return a record as it is of the kept tokens alone; its hash stays that of the whole."""
-        axis = self.axis(record)
-        if axis is None:
-            return record
-        shape = (*record.shape[:axis], len(self.columns), *record.shape[axis + 1 :])
-        return replace(record, shape=shape)
-
     def of(self, shown: torch.Tensor) -> torch.Tensor:
         """Return the kept tokens of [batch, token, ...], whether or not it has others, too."""
         return self.cut(shown) if self and shown.shape[1] == self.width else shown
+
+    def shape(self, whole: tuple[int, ...], axis: int) -> tuple[int, ...]:
+        """Return a shape with so many tokens along an axis."""
+        return (*whole[:axis], len(self.columns), *whole[axis + 1 :])
 
     def cut(self, tensor: torch.Tensor, axis: int = 1) -> torch.Tensor:
         """Return the kept tokens of a tensor whose ``axis`` is that of tokens, a copy."""

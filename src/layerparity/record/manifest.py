@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 from layerparity.anatomy.blocks import BlockKind
 from layerparity.anatomy.computed import Computed
 from layerparity.anatomy.mechanism import Mechanism
-from layerparity.anatomy.site import Kind, Site
+from layerparity.anatomy.site import PREFILL, Kind, Site
 from layerparity.ground.decode import decode
 from layerparity.ground.errors import UserError
 from layerparity.ground.files import RUN_AGAIN, text_digest
@@ -55,6 +55,29 @@ class Record:
         """The bytes of its numbers."""
         bits = re.match(r"[a-z]+(\d+)", self.dtype)
         return math.prod(self.shape) * (int(bits[1]) // 8 if bits else 1)
+
+    def whole_axis(self, kept: KeptTokens) -> int | None:
+        """Return the axis of all tokens of prompts of which some are kept; None: not all are there."""
+        if not kept or self.site.phase != PREFILL:
+            return None
+        axis = self.axes.index("token") if "token" in self.axes else None
+        if axis is not None and self.shape[axis] == kept.width:
+            return axis
+        # The axes of a dump, which has no hashes, are guessed.
+        guessed = not self.digest and kept.width in self.shape
+        return self.shape.index(kept.width) if guessed else None
+
+    def is_cut(self, kept: KeptTokens) -> bool:
+        """Say whether it has the kept tokens of its prompts alone."""
+        tokens = bool(kept) and self.site.phase == PREFILL and "token" in self.axes
+        return tokens and self.whole_axis(kept) is None
+
+    def only(self, kept: KeptTokens) -> Record:
+        """Return it as it is of the kept tokens alone; its hash stays that of the whole."""
+        axis = self.whole_axis(kept)
+        if axis is None:
+            return self
+        return replace(self, shape=kept.shape(self.shape, axis))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Source(ABC):
         if self._stored is None:
             return self.read(record)
         stored = self._stored[record.site, record.file]
-        axis, whole = self.manifest.kept.axis(stored), self.read(stored)
+        axis, whole = stored.whole_axis(self.manifest.kept), self.read(stored)
         # A dump's may be taken for a batch of one.
         cut = whole if axis is None else self.manifest.kept.cut(whole, axis)
         return cut.reshape(record.shape)
@@ -69,7 +69,7 @@ class Source(ABC):
         every = [*self.manifest.records, *self.manifest.replicas]
         self._stored = {(each.site, each.file): each for each in every}
         records, replicas = (
-            [kept.cut_record(each) for each in held]
+            [each.only(kept) for each in held]
             for held in (self.manifest.records, self.manifest.replicas)
         )
         self.manifest = replace(self.manifest, records=records, replicas=replicas, kept=kept)

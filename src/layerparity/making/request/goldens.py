@@ -128,7 +128,7 @@ def lacks(manifests: Sequence[Manifest], request: Request) -> str:
 def recorded_input(manifest: Manifest, request: Request, stage: str) -> Record | None:
     """Return what a run recorded of a stage's input, wherever it did."""
     found = filter(None, map(manifest.record, recorded_at(manifest, request, stage)))
-    return next((each for each in found if not manifest.kept.lacks(each)), None)
+    return next((each for each in found if not each.is_cut(manifest.kept)), None)
 
 
 def recorded_at(manifest: Manifest, request: Request, stage: str) -> Sequence[Site]:
