@@ -57,7 +57,7 @@ class Record:
         return math.prod(self.shape) * (int(bits[1]) // 8 if bits else 1)
 
     def whole_axis(self, kept: KeptTokens) -> int | None:
-        """Return the axis of all tokens of prompts of which some are kept; None: not all are there."""
+        """Return the axis of all tokens of prompts of which some are kept; None for none."""
         if not kept or self.site.phase != PREFILL:
             return None
         axis = self.axes.index("token") if "token" in self.axes else None
