@@ -13,6 +13,7 @@ import pytest
 from layerparity.ground.resources import commit_of
 from layerparity.making import fingerprint
 from layerparity.making.fingerprint import fingerprint_of
+from layerparity.record.kept_tokens import KeptTokens
 from layerparity.record.manifest import SitePatterns
 from layerparity.settings.config import (
     Config,
@@ -46,7 +47,7 @@ def prepared(config: Config = GOLDEN, **changes: Any) -> Any:
             "sources": [header],
             "adapter": None,
         },
-        "inputs": {**inputs, "values_of": ()},
+        "inputs": {**inputs, "values_of": (), "kept": KeptTokens()},
         "scope": {"stages": ("layers.1",)},
         "backend": {
             "attn_implementation": "sdpa",
@@ -73,6 +74,7 @@ def named(**changes: Any) -> Any:
 OTHERS = {
     "the sites that are stored": prepared(wanted=SitePatterns("blocks", (":out",))),
     "the sites that are not": prepared(wanted=SitePatterns("default", (":in", ":out"), ("x",))),
+    "the tokens that are stored": prepared(inputs__kept=KeptTokens((0, 5), 6)),
     "the model": prepared(checkpoint__config_digest="other"),
     "what is added to it": prepared(
         checkpoint__adapter=SimpleNamespace(settings={"lora_alpha": 8})

@@ -13,6 +13,7 @@ from conftest import Ended
 from safetensors.torch import save_file
 
 from layerparity.anatomy.site import Site
+from layerparity.numbers.at_the_end import next_tokens
 from layerparity.record.kept_tokens import KeptTokens, chosen_columns
 from layerparity.record.references import CHAINED, ISOLATED, StoredReferences
 from layerparity.record.stored_run import StoredRun
@@ -82,6 +83,15 @@ def test_the_ends_the_edges_and_others_between_are_chosen() -> None:
     padded = chosen_columns([row, [False] * 700 + row[700:]], 40, [])
     assert {*range(5), *range(700, 705), *range(995, 1000)} <= {*padded.columns}
     assert chosen_columns([row], 1000, []) == KeptTokens()
+
+
+def test_what_follows_a_kept_token_is_of_its_own_prompt() -> None:
+    kept = KeptTokens((1, 4, 7), 8)
+    mask = torch.ones(2, 8, dtype=torch.bool)
+    mask[1, :4] = False
+    ids, logits = torch.arange(16).view(2, 8), torch.randn(2, 8, 5)
+    whole = next_tokens(logits, mask, ids)
+    assert next_tokens(kept.cut(logits), mask, ids, kept.columns).equal(kept.cut(whole))
 
 
 @pytest.mark.parametrize("name", ["layers.0.self_attn:k_rotated", "layers.1.mlp.gate:logits"])
