@@ -117,11 +117,24 @@ def test_what_is_stored_is_what_a_run_of_all_tokens_has_there(
 def _reference(run: StoredRun, site: Site, feed: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a site's reference and what clean ways are off at each token."""
     stored = StoredReferences(run.files, run.read_manifest().reference)
-    entry = stored.find(f"layers.{site.layer}", feed, site)
+    entry = stored.find(site.place.stage, feed, site)
     assert entry is not None
     floor = stored.floor(entry, "float32")
     assert floor is not None
     return stored.reference(entry), floor.tokens
+
+
+def test_logits_are_computed_of_those_tokens_alone(here: Cli, store: Path) -> None:
+    whole, some = found(store, "whole"), found(store, "some")
+    kept, site = some.read_manifest().kept, Site.parse("lm_head:out")
+    every, fewer = (
+        run.files.read_tensor(run.read_manifest().record(site)) for run in (whole, some)
+    )
+    # A product of fewer rows may round otherwise.
+    torch.testing.assert_close(fewer, kept.cut(every))
+    for feed in (ISOLATED, CHAINED):
+        near = _reference(some, site, feed)[0]
+        torch.testing.assert_close(near, kept.cut(_reference(whole, site, feed)[0]))
 
 
 def test_decode_steps_are_stored_whole(here: Cli, store: Path) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from layerparity.anatomy.family import ATTENDED, ROUTED, WEIGHED, end_spec, stage_ends
-from layerparity.anatomy.site import DECODE, EMBEDDING, Kind, Site, SiteSpec
+from layerparity.anatomy.site import DECODE, EMBEDDING, HEAD, Kind, Site, SiteSpec
 from layerparity.ground import progress
 from layerparity.ground.errors import UserError, memory_ran_out
 from layerparity.ground.files import tensor_digest, text_digest
@@ -208,7 +208,7 @@ class Execution:
         fed = previous if own is None else StageOutput(own, own)
         assert fed is not None, f"{stage} has neither given values nor a stage before it"
         with self._part(stage, "compute"):
-            observed = self.port.run(stage, fed.device)
+            observed = self.port.run(stage, self._looked_at(stage, fed.device, step))
             self._result.devices.add(observed.output.device.type)
             output = StageOutput(observed.output, observed.output.detach().cpu())
         source = _FED_FROM.get(self.inputs.source, "tokens") if own is not None else "chain"
@@ -221,6 +221,14 @@ class Execution:
                     StageRecord(stage, fed.host, own is None, tensors, specs, step)
                 )
         return output, tensors, specs
+
+    def _looked_at(self, stage: str, given: torch.Tensor, step: int | None) -> torch.Tensor:
+        """Return the tokens of what a stage is given, [batch, token, ...], that it has to compute.
+
+        Logits of a long prompt are larger than all else, and nothing comes after them.
+        """
+        fewer = stage == HEAD and step is None and self.port.takes_any_tokens
+        return self.inputs.kept.of(given) if fewer else given
 
     def _own(self, stage: str, step: int | None) -> torch.Tensor | None:
         """Return the values a stage is given from outside, [batch, token, ...], or None."""

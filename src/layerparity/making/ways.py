@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from layerparity.anatomy.computed import Computed
-from layerparity.anatomy.site import DECODE, PREFILL, Kind, Place, Site
+from layerparity.anatomy.site import DECODE, HEAD, PREFILL, Kind, Place, Site
 from layerparity.ground import progress
 from layerparity.making.evaluate import Evaluator, OtherWeights, StageCopy
 from layerparity.making.pass_result import StageRecord
@@ -109,6 +109,8 @@ class Ways:
             progress.doing(f"{record.stage}: reference, {way}")
             given = track.state if chained else record.given
             assert given is not None
+            if record.stage == HEAD:
+                given = track.evaluator.begun.kept.of(given)
             track.evaluator.load(record.stage)
             beside = {each.stage: each.given for each in parts}
             found = track.evaluator.evaluate(record.stage, given, choices, steps, beside)

@@ -100,8 +100,10 @@ class Port(ABC):
     """An implementation of a model, run stage by stage.
 
     A stage is ``embed_tokens``, ``layers.N``, a component such as ``layers.N.mlp``, ``norm`` or
-    ``lm_head``.
+    ``lm_head``. With ``takes_any_tokens`` the last one may be given some tokens of a pass alone.
     """
+
+    takes_any_tokens = False
 
     @classmethod  # noqa: B027
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:

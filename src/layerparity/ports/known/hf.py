@@ -59,6 +59,7 @@ class HfPort(CachingPort):
     """
 
     splits_experts = True  # Where the backend splits blocks in one process.
+    takes_any_tokens = True
 
     @classmethod
     def check(cls, config: Config, num_layers: int, **keys: Any) -> None:
