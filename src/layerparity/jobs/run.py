@@ -32,6 +32,8 @@ def run(config: Config) -> Exit:
     from layerparity.making.make import make_run
 
     if sweep.part():
+        # Before a device is taken that the other one may want.
+        sweep_part.await_part_before(config)
         part_devices.take(config)
     if sweep.part() and not HydraConfig.get().verbose:
         return Exit.INCONCLUSIVE if sweep_part.make_part(config).off else Exit.OK

@@ -98,6 +98,7 @@ class References:
         """
         if not golden.proved or not golden.manifest.reference:
             return Reason(ReasonKind.NO_REFERENCE)
+        asked = site
         if candidate.proved:
             site = computed_at(candidate.manifest, site)
         stage = stage_of(candidate.manifest, site) if candidate.proved else None
@@ -106,6 +107,9 @@ class References:
         stored = self._open(golden)
         feed = feed_of(candidate.manifest, golden.manifest, stage, site)
         entry = stored.find(stage, feed, site)
+        if entry is None and asked != site:
+            # Where a golden's part begins, the part before computed it.
+            entry = stored.find(asked.path, feed, asked)
         if entry is None and feed == CHAINED:
             return Reason(ReasonKind.NO_FLOOR_OF_CHAIN)
         if entry is None:

@@ -84,6 +84,17 @@ def all_endings() -> list[JobEnding]:
     return _here + [ending for ending in left if ending is not None]
 
 
+def ending_of(part: str) -> JobEnding | None:
+    """Return how another part of the sweep ended, by its words; None while it has not.
+
+    Raises UserError for a file that cannot be read.
+    """
+    folder = folder_of_others()
+    numbers = [] if folder is None else [int(each.stem) for each in folder.glob("*.json")]
+    ended = (_read(number) for number in numbers)
+    return next((each for each in ended if each is not None and each.part == part), None)
+
+
 def silent_parts() -> list[str]:
     """Return the words of the parts that other processes were to run, and that left no word."""
     return [words for number, words in enumerate(_awaited) if _read(number) is None]

@@ -217,8 +217,9 @@ class Execution:
         tensors, specs = self._wanted_sites(stage, fed.host, output.host, observed, step)
         if self.references is not None:
             with self._part(stage, "reference"):
+                chained = own is None or (self.inputs.before is not None and step is None)
                 self.references.evaluate(
-                    StageRecord(stage, fed.host, own is None, tensors, specs, step)
+                    StageRecord(stage, fed.host, chained, tensors, specs, step)
                 )
         return output, tensors, specs
 
@@ -275,7 +276,8 @@ class Execution:
         """Say whether all tokens of a site are stored: a stage is fed them, or repeats them."""
         fed = site.path == site.place.stage and site.end == "in"
         chosen = spec.kind is Kind.INDEX_SET or site.local == WEIGHED
-        return fed or chosen or site in self.input_sites.values()
+        last = site == Site(self.stages[-1], "out")
+        return fed or chosen or last or site in self.input_sites.values()
 
     def _call(self, mask: torch.Tensor, positions: torch.Tensor, step: int | None) -> Call:
         """Return a pass, with what its blocks are told to choose, and what goes on at their sites.

@@ -16,7 +16,7 @@ from layerparity.ground.errors import UserError
 from layerparity.making import reuse, terminal, write
 from layerparity.making.fingerprint import fingerprint_of
 from layerparity.making.prepare import Prepared, plan_run, prepare, with_kind
-from layerparity.making.request import goldens
+from layerparity.making.request import goldens, part_before
 from layerparity.making.sweep import PARENT_VARIABLE, open_store
 from layerparity.ports.base import Assets, Port
 from layerparity.ports.opening import open_backend, open_port
@@ -192,7 +192,14 @@ def _references(prepared: Prepared, port: Port, folder: Path) -> ReferenceRecord
             )
     chained, components = config.reference.chained, config.reference.components
     return ReferenceRecorder(
-        port, folder, dtypes, others and chained, others and components, published
+        port,
+        folder,
+        dtypes,
+        others and chained,
+        others and components,
+        published,
+        part_before.states_of(prepared.inputs.before) if chained else {},
+        prepared.scope.chunk is not None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from layerparity.anatomy.block import Block
 from layerparity.anatomy.family import Family, family_of
@@ -21,7 +21,7 @@ from layerparity.ground.errors import UserError
 from layerparity.machine.memory import refuse_small_limits
 from layerparity.making import needs, typed_keys
 from layerparity.making.inputs import candidate
-from layerparity.making.request import goldens, repeated
+from layerparity.making.request import goldens, part_before, repeated
 from layerparity.making.request.inputs import Inputs, Request
 from layerparity.making.request.original import open_original
 from layerparity.making.request.scope import Scope, num_layers_of, scope_of
@@ -154,10 +154,9 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         candidate=lambda name: store.find(name or LATEST, kind=RunKind.candidate.value),
         run=store.find,
         refuse_large=lambda *size: needs.refuse_beyond_memory(request, *size),
+        chunk=scope.chunk,
     )
-    inputs: Inputs = registry.load("making.inputs", config.inputs.name).prepare(
-        config.inputs, request
-    )
+    inputs = _inputs(request, plan, store)
     embeds = inputs.source in ("prompt", "tokens") or candidate.TOKENS in inputs.given
     if embeds and scope.stages[0] == "layers.0":
         scope = scope.with_embedding()
@@ -188,6 +187,19 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
         console.say(f"sites are stored of {count}; what a stage is fed, of all")
     decided = {**vars(plan), "config": config, "scope": scope}
     return Prepared(**decided, backend=backend, inputs=inputs, wanted=wanted)
+
+
+def _inputs(request: Request, plan: RunPlan, store: Store) -> Inputs:
+    if not part_before.goes_on(request):
+        source: Any = registry.load("making.inputs", request.config.inputs.name)
+        inputs: Inputs = source.prepare(request.config.inputs, request)
+        return inputs
+    if plan.scope.takes:
+        raise UserError(
+            f"{request.stages[0]} takes what blocks of other parts hand on beside their state",
+            "make the golden as one: scope=full.",
+        )
+    return part_before.prepare(request, store, plan.checkpoint)
 
 
 def _kept(plan: RunPlan, inputs: Inputs, count: int) -> KeptTokens:

@@ -22,6 +22,7 @@ import torch
 from layerparity.anatomy.computed import Computed
 from layerparity.anatomy.family import COMPONENTS, EXPERTS
 from layerparity.anatomy.site import EMBEDDING, Kind, Site, within
+from layerparity.ground.errors import UserError
 from layerparity.making.evaluate import OtherWeights, StageCopy
 from layerparity.making.pass_result import StageRecord
 from layerparity.making.ways import REFERENCE, Key, Results, Ways
@@ -51,6 +52,8 @@ class ReferenceRecorder:
 
     ``dtypes`` are what candidates compute in that floors are made for: names of `Computed`;
     ``published`` are the weights they have, where the port's are what those were quantised from.
+    ``before`` is what the chained ways put out in the part before, by way; with ``goes_on`` what
+    they put out last is stored for the next one.
     """
 
     port: HfPort
@@ -59,6 +62,8 @@ class ReferenceRecorder:
     chained: bool = True
     components: bool = True
     published: OtherWeights | None = None
+    before: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    goes_on: bool = False
     writer: ReferenceWriter = field(init=False)
     # Decode steps that are not evaluated yet, by stage.
     waiting: dict[str, list[StageRecord]] = field(default_factory=dict, init=False)
@@ -94,6 +99,7 @@ class ReferenceRecorder:
         for ways in (self._chain, self._parts):
             if ways is not None:
                 ways.begin(call)
+        self.go_on_from(self.before)
         if self._parts is not None and not self._cached:
             self._parts.share_handed(self._isolated)
 
@@ -130,6 +136,8 @@ class ReferenceRecorder:
 
     def finish(self) -> str:
         """Write the index; return its hash."""
+        if self.goes_on and (states := self.states()):
+            self.writer.write_states(states)
         return self.writer.finish()
 
     def states(self) -> dict[str, torch.Tensor]:
@@ -139,8 +147,13 @@ class ReferenceRecorder:
 
     def go_on_from(self, states: Mapping[str, torch.Tensor]) -> None:
         """Take `states` of another process for what each chained way put out last."""
-        if self._chain is not None:
+        if self._chain is not None and states:
             keys = {_way(key): key for key in self._chain.caching()}
+            if keys.keys() != states.keys():
+                raise UserError(
+                    "the part before has floors of other types, or none of its chain",
+                    "give all parts the same reference.* and operands=.",
+                )
             self._chain.go_on_from({keys[name]: state for name, state in states.items()})
 
     def caching(self) -> dict[str, Port]:

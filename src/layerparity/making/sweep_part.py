@@ -9,19 +9,44 @@ from typing import TYPE_CHECKING
 from hydra.core.hydra_config import HydraConfig
 
 from layerparity.ground import console
+from layerparity.ground.errors import Exit, UserError
+from layerparity.making import endings
 from layerparity.making.make import FinishedRun, make_run
-from layerparity.making.sweep import PARTS_VARIABLE
+from layerparity.making.prepare import with_kind
+from layerparity.making.sweep import PARTS_VARIABLE, part
+from layerparity.settings.config import FeedMode, RunKind
 
 if TYPE_CHECKING:
     from layerparity.record.manifest import Manifest
     from layerparity.settings.config import Config
 
 _SHOWN = 8
+# Seconds between two looks at whether another part has ended.
+_EVERY = 0.5
 # Notes that a part in this process said: the next one says only what is new.
 _noted: set[str] = set()
 # When the parts that ended in this process did, and the goldens that were named, of one sweep.
 _ended: list[float] = []
 _goldens: set[str] = set()
+
+
+def await_part_before(config: Config) -> None:
+    """Wait for the part of a golden that this one goes on from, where other processes run them.
+
+    Raises UserError where that one did not succeed.
+    """
+    golden = with_kind(config).kind is RunKind.golden and config.feed is not FeedMode.isolated
+    if not (config.chunk and golden) or endings.folder_of_others() is None:
+        return
+    own, before = f"chunk={config.chunk}", f"chunk={config.chunk - 1}"
+    words = " ".join(before if each == own else each for each in part().split(" "))
+    if (ending := endings.ending_of(words)) is None:
+        console.say(f"{own} waits for {before}, which it goes on from")
+    while ending is None:
+        time.sleep(_EVERY)
+        ending = endings.ending_of(words)
+    if ending.exit is not Exit.OK:
+        raise UserError(f"{own} goes on from {before}, which did not succeed: {ending.why}")
 
 
 def make_part(config: Config) -> FinishedRun:

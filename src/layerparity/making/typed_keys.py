@@ -74,7 +74,7 @@ def refuse_unused(backend: Backend, inputs: Inputs) -> None:
             raise UserError(f"{key} does nothing on backend={backend.name}: leave it out.")
         if key == "candidate":
             raise UserError("candidate= belongs to job=compare: leave it out.")
-        if group == "prompt" and inputs.source != "prompt":
+        if group == "prompt" and inputs.source != "prompt" and inputs.before is None:
             raise UserError(
                 f"{key} would do nothing: the run is fed {inputs.chosen}. Leave it out, or use "
                 "inputs=prompt."

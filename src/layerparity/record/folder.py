@@ -55,6 +55,7 @@ WARNINGS = "warnings.txt"
 _TENSORS = "tensors"
 _REFERENCES = "reference"
 REFERENCE_INDEX = f"{_REFERENCES}/index.json"
+REFERENCE_STATES = f"{_REFERENCES}/states.safetensors"
 _MASK, _TOKENS = "attention_mask", "token_ids"
 _NO_TIME = "the report leaves out where this run's time went; make the run again to see it"
 

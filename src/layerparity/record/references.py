@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +21,13 @@ from layerparity.ground.parse import parse_json
 from layerparity.numbers.clean_slopes import SlopeSample
 from layerparity.numbers.floor import OFF, Floor
 from layerparity.numbers.typical_floor import TypicalFloor
-from layerparity.record.folder import REFERENCE_INDEX, RunFolder, reference_file, refuse_altered
+from layerparity.record.folder import (
+    REFERENCE_INDEX,
+    REFERENCE_STATES,
+    RunFolder,
+    reference_file,
+    refuse_altered,
+)
 
 ISOLATED, CHAINED = "isolated", "chained"
 
@@ -73,9 +79,10 @@ class ReferenceEntry:
 
 @dataclass(frozen=True)
 class _Index:
-    """The index file."""
+    """The index file; ``states`` are the hashes of what each chained way put out last, by way."""
 
     entries: list[ReferenceEntry]
+    states: dict[str, str] = field(default_factory=dict)
 
 
 class ReferenceWriter:
@@ -84,6 +91,12 @@ class ReferenceWriter:
     def __init__(self, folder: Path) -> None:
         self._files = RunFolder(folder)
         self.entries: list[ReferenceEntry] = []
+        self._states: dict[str, str] = {}
+
+    def write_states(self, states: Mapping[str, torch.Tensor]) -> None:
+        """Store what each chained way put out last, floating [batch, token, channel], by way."""
+        self._states = {name: tensor_digest(state) for name, state in states.items()}
+        self._files.write_tensors(REFERENCE_STATES, states)
 
     def write(
         self,
@@ -139,7 +152,7 @@ class ReferenceWriter:
     def finish(self) -> str:
         """Write the index; return its hash, which the manifest keeps."""
         return self._files.write_text(
-            REFERENCE_INDEX, json_lines({"entries": encode(self.entries)})
+            REFERENCE_INDEX, json_lines(encode(_Index(self.entries, self._states)))
         )
 
 
@@ -163,11 +176,22 @@ class StoredReferences:
             if text_digest(text) != digest:
                 raise damaged(path, "it is not what the manifest names")
             index = decode(_Index, parse_json(text))
-        self._all = index.entries
+        self._all, self._states = index.entries, index.states
         for entry in index.entries:
             for site in entry.sites:
                 self._entries[entry.stage, entry.feed, site] = entry
             self._steps.setdefault(_place(entry), []).append(entry)
+
+    def states(self) -> dict[str, torch.Tensor]:
+        """Return what each chained way put out last, [batch, token, channel], by way.
+
+        Empty where the run is no part of a chain that goes on. Raises UserError for damage.
+        """
+        found = {}
+        for name, digest in self._states.items():
+            path, found[name] = self._files.read(REFERENCE_STATES, name)
+            refuse_altered(found[name], digest, name, path)
+        return found
 
     def find(self, stage: str, feed: str, site: Site) -> ReferenceEntry | None:
         """Return the entry of a site as one stage computed it, or None."""

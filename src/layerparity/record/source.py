@@ -53,11 +53,15 @@ class Source(ABC):
         """Return the tensor of a record of the manifest, of the kept tokens alone; see `read`."""
         if self._stored is None:
             return self.read(record)
-        stored = self._stored[record.site, record.file]
+        stored = self.stored(record)
         axis, whole = stored.whole_axis(self.manifest.kept), self.read(stored)
         # A dump's may be taken for a batch of one.
         cut = whole if axis is None else self.manifest.kept.cut(whole, axis)
         return cut.reshape(record.shape)
+
+    def stored(self, record: Record) -> Record:
+        """Return a record of the manifest as it is stored, which may be of more tokens."""
+        return record if self._stored is None else self._stored[record.site, record.file]
 
     def only(self, kept: KeptTokens) -> Self:
         """Return it as a run that kept these tokens of its prompts alone."""

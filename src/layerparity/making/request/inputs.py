@@ -35,7 +35,7 @@ class Request:
     finished children of a sweep, or none; ``candidate`` does so for candidates, of which the newest
     counts, and ``run`` finds any run by its name. ``refuse_large`` is told sequences, and tokens of
     each, before a batch of them is made: it raises UserError where no memory holds it. It is also
-    told what to do about it, where that is not simply to use fewer.
+    told what to do about it, where that is not simply to use fewer. ``chunk`` is the scope's.
     """
 
     config: Config
@@ -47,6 +47,7 @@ class Request:
     candidate: Callable[[str | None], Sequence[Any]] = lambda reference: ()
     run: Callable[[str], Sequence[Any]] = lambda reference: ()
     refuse_large: Callable[..., None] = lambda sequences, tokens, cure="": None
+    chunk: int | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -85,7 +86,8 @@ class Inputs:
     ``own`` are a candidate's values inside blocks, floating [batch, token, ...] by site, that a
     golden goes on from; ``values_of`` identify what that candidate recorded, and ``capture`` is
     which sites it was asked for. ``recorded`` are the sites of each block that the runs recorded,
-    ``kept`` the tokens that these, and the run itself, store.
+    ``kept`` the tokens that these, and the run itself, store. ``before`` is the recorded run whose
+    chain goes on in this one.
     """
 
     source: str
@@ -105,6 +107,7 @@ class Inputs:
     capture: SitePatterns | None = None
     recorded: Mapping[str, Mapping[str, SiteSpec]] = field(default_factory=dict)
     kept: KeptTokens = field(default_factory=KeptTokens)
+    before: Any = None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return what the run keeps of its inputs, each int64 [batch, token]."""

@@ -11,7 +11,7 @@ from layerparity.anatomy.family import OUTSIDE, Family, Values
 from layerparity.anatomy.site import EMBEDDING, Place, Site
 from layerparity.ground.errors import UserError
 from layerparity.record.manifest import scope_text
-from layerparity.settings.config import Config, ScopeKind
+from layerparity.settings.config import Config, RunKind, ScopeKind
 from layerparity.settings.model import ModelSettings
 
 
@@ -19,7 +19,8 @@ from layerparity.settings.model import ModelSettings
 class Scope:
     """The asked part of a model: its stages in order, and how it is described.
 
-    Its blocks may take more of other stages than their state (``takes``).
+    Its blocks may take more of other stages than their state (``takes``). ``chunk`` is which of the
+    parts it is, where a model is cut into some.
     """
 
     kind: str
@@ -28,6 +29,7 @@ class Scope:
     end: int | None = None
     component: str | None = None
     takes: bool = False
+    chunk: int | None = None
 
     def describe(self) -> str:
         """Return the scope as a user would say it."""
@@ -122,8 +124,13 @@ def scope_of(config: Config, num_layers: int, family: Family) -> Scope:
         return Scope("full", ("embed_tokens", *blocks, "norm", "lm_head"), 0, num_layers - 1)
     if kind is ScopeKind.range:
         first, last = _range(config, num_layers)
-        blocks = tuple(str(Place(layer)) for layer in range(first, last + 1))
-        return Scope("range", blocks, first, last)
+        stages = [str(Place(layer)) for layer in range(first, last + 1)]
+        chunks, chunk = config.layer_chunks, config.chunk if config.layer_chunks else None
+        whole = config.start is None and config.end is None
+        if config.kind is RunKind.golden and whole and chunk is not None and chunk + 1 == chunks:
+            # All parts together are a golden of the whole model.
+            stages += ["norm", "lm_head"]
+        return Scope("range", tuple(stages), first, last, chunk=chunk)
     component = config.component
     if component in OUTSIDE and config.layer is None:
         return Scope("single", (OUTSIDE[component],), component=component)

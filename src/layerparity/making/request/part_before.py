@@ -1,0 +1,135 @@
+"""A golden by parts: each goes on from what the part before it put out, as one run would.
+
+Parts are chunks of a model (``layer_chunks``). They are fed by the newest golden of the same
+prompts, weights and settings whose last block is the one before their first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from layerparity.anatomy.site import EMBEDDING, Place, Site
+from layerparity.ground import registry
+from layerparity.ground.errors import UserError
+from layerparity.making.inputs import prompt
+from layerparity.making.inputs.golden import RecordedTensors
+from layerparity.making.request.goldens import LOOKED_AT, RecordedRun, SameWeights
+from layerparity.making.request.inputs import Inputs, Request
+from layerparity.ports.opening import open_port
+from layerparity.settings.config import Config, FeedMode, RunKind
+
+if TYPE_CHECKING:
+    import torch
+
+    from layerparity.model.checkpoint import Checkpoint
+    from layerparity.record.manifest import Manifest
+    from layerparity.tracking.store import Store
+
+_SOURCES = ("auto", "prompt", "tokens")
+# Of the weights so many bytes are looked at: each part's are compared by all their hashes.
+_LOOKED_AT_BYTES = 1 << 26
+# What decides numbers, beside model, inputs and port.
+_SETTINGS = ("dtype", "attn_implementation", "experts_implementation")
+
+
+def goes_on(request: Request) -> bool:
+    """Say whether a run is a later part of a golden's chain."""
+    config, first = request.config, Place.parse(request.stages[0])
+    golden = config.kind is RunKind.golden and config.feed is not FeedMode.isolated
+    later = request.chunk is not None and bool(first.layer) and not first.module
+    return golden and later and config.inputs.name in _SOURCES
+
+
+def prepare(request: Request, store: Store, checkpoint: Checkpoint) -> Inputs:
+    """Return what the part before put out, with the tokens that it began with.
+
+    Raises UserError where no such part is finished.
+    """
+    config, stage = request.config, request.stages[0]
+    from_tokens = replace(request, stages=(EMBEDDING, *request.stages))
+    name = config.inputs.name
+    settings = prompt.Settings() if name == "auto" else config.inputs
+    source: Any = prompt if name == "auto" else registry.load("making.inputs", name)
+    tokens: Inputs = source.prepare(settings, from_tokens)
+    end = Site(str(Place((Place.parse(stage).layer or 0) - 1)), "out")
+    found = next(_parts(tokens, end, request, store, checkpoint), None)
+    if found is None:
+        raise UserError(
+            f"{stage} goes on from {end.path} of a golden of this prompt, and no part that ends "
+            f"there is finished",
+            f"make chunk={(request.chunk or 1) - 1} first, by the same words, or all parts by -m.",
+        )
+    record = found.manifest.record(end)
+    assert record is not None, "a part that ends there"
+    return replace(
+        tokens,
+        source="golden",
+        given=RecordedTensors({end: (found, record)}),
+        sites={stage: end},
+        origin=found.manifest.fingerprint,
+        runs=(found.key,),
+        chosen=f"what golden run {found.run.name} put out at {end.path}, of {tokens.chosen}",
+        kept=found.manifest.kept,
+        before=found,
+    )
+
+
+def states_of(before: RecordedRun | None) -> dict[str, torch.Tensor]:
+    """Return what the chained ways of a part put out last, floating [batch, token, channel].
+
+    They are by way, none for no part. Raises UserError where it stored none.
+    """
+    from layerparity.record.references import StoredReferences
+
+    if before is None:
+        return {}
+    digest = before.manifest.reference
+    states = StoredReferences(before.run.files, digest).states() if digest else {}
+    if not states:
+        raise UserError(
+            f"Golden run {before.run.name} has no floors of a chain that could go on",
+            "make it again with reference.chained=true, or this one with reference.chained=false.",
+        )
+    return states
+
+
+def _parts(
+    tokens: Inputs, end: Site, request: Request, store: Store, checkpoint: Checkpoint
+) -> Iterator[RecordedRun]:
+    """Yield the goldens of these tokens that end at a site, the newest first."""
+    config, hashes = request.config, tokens.hashes()
+    same = SameWeights(checkpoint, request.stages, _LOOKED_AT_BYTES)
+    for run in store.own_runs(RunKind.golden.value, LOOKED_AT):
+        if not run.finished or run.off or run.tags.get("config_digest") != checkpoint.config_digest:
+            continue
+        one = RecordedRun.of(run)
+        manifest = one.manifest
+        alike = manifest.inputs == hashes and manifest.port == open_port.label(config.port)
+        if not alike or manifest.stages[-1] != end.path or manifest.values_of:
+            continue
+        record = manifest.record(end)
+        if record is None or record.is_cut(manifest.kept) or not _begins_with_tokens(manifest):
+            continue
+        if _settings(run.files.read_config()) == _own_settings(config) and not same.differing(
+            run.files.read_used_weights()
+        ):
+            yield one
+
+
+def _begins_with_tokens(manifest: Manifest) -> bool:
+    """Say whether a run's chain is one from tokens on, its own or that of the parts before it."""
+    feeds = manifest.feeds_of("prefill", 0)
+    return manifest.feed == FeedMode.chained.value and all(
+        each.stage == manifest.stages[0] or each.source == "chain" for each in feeds
+    )
+
+
+def _settings(stored: dict[str, Any]) -> dict[str, Any]:
+    return {name: stored.get(name) for name in _SETTINGS}
+
+
+def _own_settings(config: Config) -> dict[str, Any]:
+    own = {name: getattr(config, name) for name in _SETTINGS}
+    return {name: getattr(value, "value", value) for name, value in own.items()}
