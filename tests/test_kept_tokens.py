@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import folders
@@ -12,10 +13,16 @@ import torch
 from conftest import Ended
 from safetensors.torch import save_file
 
+from layerparity.anatomy.family import Tap
 from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.judge.sides import open_sides
 from layerparity.numbers.at_the_end import next_tokens
+from layerparity.ports.base import Call
+from layerparity.ports.observed.canonical import kept_rows, laid_out
 from layerparity.record.kept_tokens import KeptTokens, chosen_columns
 from layerparity.record.references import CHAINED, ISOLATED, StoredReferences
+from layerparity.record.replacement import write_replacement
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Verdict
 from layerparity.settings.tracking import TrackingConfig
@@ -79,9 +86,11 @@ def test_the_ends_the_edges_and_others_between_are_chosen() -> None:
     assert {*range(59, 69)} <= {*kept.columns}
     apart = [b - a for a, b in zip(kept.columns, kept.columns[1:], strict=False)]
     assert max(apart) <= 1000 / 10 + 10
-    # What is padding in the longer rows alone is still no loss for the shorter.
     padded = chosen_columns([row, [False] * 700 + row[700:]], 40, [])
     assert {*range(5), *range(700, 705), *range(995, 1000)} <= {*padded.columns}
+    # Of many texts each has its ends, before any has more.
+    many = chosen_columns([row, *[[False] * n + row[n:] for n in range(500, 980, 60)]], 32, [])
+    assert {0, *range(500, 980, 60), 999} <= {*many.columns}
     assert chosen_columns([row], 1000, []) == KeptTokens()
 
 
@@ -245,3 +254,45 @@ def test_a_dump_of_all_tokens_is_judged_by_some(here: Cli, cli: Cli, store: Path
     verdict = Verdict.from_json(written.read_text())
     seen = {str(row.site): row.metrics.get("max_abs_diff") for row in verdict.rows}
     assert {name: seen[name] for name in names} == dict.fromkeys(names, 0.0)
+
+
+def test_tokens_between_those_that_are_stored_are_routed_apart_as_well(
+    cli: Cli, tmp_path: Path
+) -> None:
+    """In a chain, every later token attends to one that went to other experts."""
+    own = ("model=tiny_minimax_m2", f"tracking.folder={tmp_path}", "dtype=bfloat16", *HERE, *GPU)
+    fed = ("inputs=random", "inputs.seed=1", "seq_len=64", "capture.tokens=16")
+    assert cli(*own, "kind=golden", *fed, "name=believed").exit == 0
+    other = ("attn_implementation=eager", "experts_implementation=eager")
+    assert cli(*own, "kind=candidate", "feed=chained", "golden=believed", *other).exit == 0
+    ended = cli("job=compare", "golden=believed", f"tracking.folder={tmp_path}")
+    assert (ended.exit, "of the tokens were routed alike" in ended.out) == (4, True), ended.out
+
+
+def test_as_many_heads_as_tokens_are_no_tokens() -> None:
+    tap, kept = Tap("self_attn.q_norm:out", "self_attn.q_norm"), KeptTokens((0, 5, 11), 12)
+    value = torch.randn(2, 3, 12, 8)
+    call = Call(torch.ones(2, 12, dtype=torch.int64), torch.arange(12).expand(2, 12))
+    whole = laid_out(tap, value, call)
+    assert whole.shape == (2, 12, 3, 8)
+    seen = kept_rows(tap, value, torch.tensor(kept.columns), 2, 12)
+    assert laid_out(tap, seen, replace(call, kept=kept)).equal(kept.cut(whole))
+
+
+def test_runs_that_kept_some_and_runs_that_kept_all_are_one_candidate(
+    here: Cli, store: Path
+) -> None:
+    golden, candidates = (
+        found(store, "some"),
+        [found(store, "repeating"), found(store, "by-itself")],
+    )
+    for order in (candidates, candidates[::-1]):
+        _, right = open_sides([golden], order)
+        for own in right.records.values():
+            if own.record.site.phase == "prefill" and "token" in own.record.axes:
+                assert own.source.load(own.record).shape[1] == COUNT
+
+
+def test_what_is_fed_to_an_engine_is_of_all_tokens(here: Cli, store: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"stored {COUNT} of 60 tokens, and NxDI is fed all"):
+        write_replacement(found(store, "some"), tmp_path / "out", lambda name: None)

@@ -37,7 +37,7 @@ def run(config: Config) -> Exit:
     """
     from layerparity.judge.conclude import paired
     from layerparity.judge.routing_share import EVERYTHING, IDS, NATURAL, routing_shares
-    from layerparity.judge.sides import open_side
+    from layerparity.judge.sides import open_sides
     from layerparity.making import steps
     from layerparity.report.refusals import obstacles_in_words
     from layerparity.report.routing_share import study
@@ -55,8 +55,9 @@ def run(config: Config) -> Exit:
         runs = {NATURAL: natural}
         for name, value in ((IDS, True), (EVERYTHING, "all")):
             runs[name] = steps.make(store, active.id, {**keys, "port.replay": value})
-        sides = {name: open_side("candidate", [each]) for name, each in runs.items()}
-        shares = routing_shares(open_side("golden", [golden]), sides)
+        opened = {name: open_sides([golden], [each]) for name, each in runs.items()}
+        sides = {name: candidate for name, (_, candidate) in opened.items()}
+        shares = routing_shares(opened[NATURAL][0], sides)
         if not shares:
             raise UserError(
                 f"'{golden.name}' and '{natural.name}' share no block's output and no logits",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from layerparity.judge.sides import open_side
+from layerparity.judge.sides import open_side, open_sides, same_bytes
 from layerparity.record.stored_run import StoredRun
 from layerparity.record.verdict import Outcome, Verdict
 
@@ -53,7 +53,10 @@ def held_beside(
         for key in sorted({*ours, *theirs})
         if theirs.get(key) != ours.get(key)
     }
-    left, right = (open_side("candidate", each).records for each in (runs, others))
+    # Of the tokens that both kept.
+    fewer = open_side("candidate", runs).manifests[0].kept
+    pair = open_sides(runs, others) if fewer else open_sides(others, runs)
+    left, right = (each.records for each in pair)
     shared = left.keys() & right.keys()
-    equal = sum(left[site].record.digest == right[site].record.digest for site in shared)
+    equal = sum(same_bytes(left[site], right[site]) for site in shared)
     return CandidatePair(candidate, other, changed, len(shared), equal)

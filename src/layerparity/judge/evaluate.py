@@ -17,7 +17,7 @@ from layerparity.judge.at_the_end import end_metrics
 from layerparity.judge.calibrate import Calibration
 from layerparity.judge.routing import replayed
 from layerparity.judge.rows import by_token, chunks, has_tokens, real_tokens
-from layerparity.judge.sides import RunSet, SideRecord
+from layerparity.judge.sides import RunSet, SideRecord, same_bytes
 from layerparity.numbers.closeness import CLOSE, Closeness
 from layerparity.numbers.decimals import shortened
 from layerparity.numbers.metric import FLOATING, Chunk, Stream
@@ -276,8 +276,7 @@ def passed_through(
     only_input = site.beside(node.inputs[0])
     sides = ((golden, pair.golden), (candidate, pair.candidate))
     same = [
-        (fed := side.records.get(only_input)) is not None
-        and (fed.record.digest, fed.record.dtype) == (own.record.digest, own.record.dtype)
+        (fed := side.records.get(only_input)) is not None and same_bytes(fed, own)
         for side, own in sides
     ]
     return {PASSED_THROUGH: 1.0} if same == [False, True] else {}

@@ -12,7 +12,7 @@ from pathlib import Path
 from layerparity.anatomy.site import Site, overlap
 from layerparity.ground.errors import UserError
 from layerparity.ground.program import program
-from layerparity.judge.sides import RunSet, SideRecord
+from layerparity.judge.sides import RunSet, SideRecord, same_bytes
 from layerparity.judge.stages import chain_to, is_feed, stage_of
 from layerparity.judge.weights import weights_differ
 from layerparity.record.findings import Caution, CautionKind
@@ -92,7 +92,7 @@ def same_experiment(golden: RunSet, candidate: RunSet) -> list[Caution]:
     apart = [
         site
         for site, own in golden.records.items()
-        if site in candidate.records and _are_apart(own, candidate.records[site])
+        if site in candidate.records and not same_bytes(own, candidate.records[site])
     ]
     if apart and captures[0] != captures[1]:
         values = {"site": str(apart[0]), "count": len(apart)}
@@ -100,12 +100,6 @@ def same_experiment(golden: RunSet, candidate: RunSet) -> list[Caution]:
     first = golden.manifests[0]
     values = {name: getattr(first, name) for name in ("backend", "device", "port", "dtype")}
     return [Caution(CautionKind.SAME_EXPERIMENT, values=values)]
-
-
-def _are_apart(left: SideRecord, right: SideRecord) -> bool:
-    """Say whether two sides stored other numbers at a site; not where one kept fewer tokens."""
-    one, other = (each.source.stored(each.record) for each in (left, right))
-    return one.shape == other.shape and one.digest != other.digest
 
 
 def _folder(run: StoredRun) -> tuple[Path, Path | None]:

@@ -172,6 +172,11 @@ def against_prefill(decoded: RunSource, whole: RunSource) -> list[float]:
     record = whole.manifest.record(LOGITS)
     if record is None:
         raise UserError(f"'{whole.run.name}' holds no logits", "make it with scope=full.")
+    if whole.manifest.kept:
+        raise UserError(
+            f"'{whole.run.name}' stored the logits of some tokens alone",
+            "make it with capture.tokens=null.",
+        )
     logits = whole.load(record).double()
     count = steps.shape[1]
     if logits.shape[0] != steps.shape[0] or logits.shape[1] < count:

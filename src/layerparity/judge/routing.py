@@ -63,7 +63,7 @@ class Routing:
         choices = self._choices.get((site.layer, site.pass_step), [])
         block = self.blocks.block(site.layer, [each.local for each in (site, *choices)])
         before = [each for each in choices if block.is_from(site.local, each.local)]
-        return _none_of([self._apart(each) for each in before])
+        return _none_of([self._kept(each, self._apart(each)) for each in before])
 
     def untouched(self, site: Site) -> torch.Tensor | None:
         """Return bool [batch, token]: no token up to there was routed apart in an earlier block."""
@@ -71,9 +71,14 @@ class Routing:
         key = (before, site.pass_step)
         if key not in self._untouched:
             earlier = [self._choices.get((layer, site.pass_step), []) for layer in range(before)]
-            apart = [self._apart(each) for choices in earlier for each in choices]
-            # Later tokens of a sequence attend to one that was routed apart.
-            touched = [each.cumsum(-1) > 0 for each in apart if each is not None]
+            choices = [each for of_layer in earlier for each in of_layer]
+            apart = {each: self._apart(each) for each in choices}
+            # Later tokens of a sequence attend to one that was routed apart, kept or not.
+            touched = [
+                self._kept(each, found.cumsum(-1) > 0)
+                for each, found in apart.items()
+                if found is not None
+            ]
             self._untouched[key] = _none_of(touched)
         return self._untouched[key]
 
@@ -97,7 +102,8 @@ class Routing:
     def _apart(self, choices: Site) -> torch.Tensor | None:
         """Return bool [batch, token], true at real tokens for which the two sides chose otherwise.
 
-        Where the candidate shows no choices, it is where it may have; None where nothing says so,
+        All tokens of a prompt are there, also of those that kept some. Where the candidate shows no
+        choices, it is where it may have; None where nothing says so,
         where it computed with the golden's, or they chose different numbers.
         """
         if choices not in self._seen:
@@ -112,6 +118,24 @@ class Routing:
             ):
                 self._seen[choices] = _apart(left, right)
         return self._seen[choices]
+
+    def _kept(self, choices: Site, mask: torch.Tensor | None) -> torch.Tensor | None:
+        """Return a mask of all tokens, bool [batch, token], at those that the golden kept."""
+        kept = self.golden.records[choices].source.manifest.kept
+        whole = mask is None or choices.phase != PREFILL
+        return mask if whole or mask is None else kept.of(mask)
+
+    def _of_all(self, own: SideRecord, mask: torch.Tensor) -> torch.Tensor:
+        """Return a mask of kept tokens, bool [batch, token], as one of all tokens.
+
+        Of the others nobody can say: they count as routed apart.
+        """
+        kept = own.source.manifest.kept
+        if not kept or own.record.site.phase != PREFILL:
+            return mask
+        every = mask.new_ones(mask.shape[0], kept.width)
+        every[:, list(kept.columns)] = mask
+        return every
 
     def _suppose(self, choices: Site) -> None:
         """Note where the candidate may have chosen otherwise, in all passes that show no choices.
@@ -136,7 +160,8 @@ class Routing:
         for site, (shown, supposed) in known.items():
             tokens = supposed.tokens if explained else torch.zeros_like(supposed.tokens)
             self.supposed[shown] = int(tokens.sum())
-            self._seen[site] = tokens.view(self.golden.records[site].record.shape[:2])
+            own = self.golden.records[site]
+            self._seen[site] = self._of_all(own, tokens.view(own.record.shape[:2]))
 
     def _may_be_apart(self, left: SideRecord) -> tuple[Site, Supposed] | None:
         """Return where the candidate may have chosen otherwise than ``left``, and who shows that.
@@ -203,9 +228,12 @@ class Routing:
 
 def _apart(left: SideRecord, right: SideRecord) -> torch.Tensor:
     """Return bool [batch, token], true at real tokens whose sets differ; see `sets_agree`."""
-    apart = ~sets_agree(_load(left), _load(right))
+    apart = ~sets_agree(
+        *(by_token(each.source.whole(each.record), each.record.axes) for each in (left, right))
+    )
     # Padding comes first in a sequence, and no real token attends to it.
-    real = real_tokens(apart, left.source.mask if left.record.site.phase == PREFILL else None)
+    mask = left.source.prompt_mask if left.record.site.phase == PREFILL else None
+    real = real_tokens(apart, mask)
     return apart & real if real.shape == apart.shape else apart
 
 

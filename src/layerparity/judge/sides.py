@@ -35,6 +35,15 @@ class SideRecord(NamedTuple):
         return torch.finfo(getattr(torch, dtype)).eps
 
 
+def same_bytes(left: SideRecord, right: SideRecord) -> bool:
+    """Say whether two records hold the same bytes; read are tensors of which one is cut alone."""
+    one, other = (each.source.stored(each.record) for each in (left, right))
+    if one.shape == other.shape or left.record.shape != right.record.shape:
+        return (one.digest, one.dtype) == (other.digest, other.dtype)
+    tensors = [each.source.load(each.record) for each in (left, right)]
+    return one.dtype == other.dtype and tensors[0].equal(tensors[1])
+
+
 class RunSet:
     """The union of several runs' records by site; of a site held twice, the last run's counts.
 
@@ -175,7 +184,8 @@ def open_sides(
             f"make it again with capture.tokens={len(kept.columns) or 'null'}.",
         )
     whole = not kept or all(source.manifest.kept for source in right.sources)
-    return left, right if whole else RunSet([s.only(kept) for s in right.sources])
+    fitted = [s if s.manifest.kept else s.only(kept) for s in right.sources]
+    return left, right if whole else RunSet(fitted)
 
 
 def open_side(role: str, runs: Sequence[StoredRun]) -> RunSet:

@@ -39,7 +39,8 @@ class GoldenOfTokens:
             return None
         opened = RecordedRun.of(run)
         same = opened.manifest.inputs.get("token_ids") == inputs.hashes()["token_ids"]
-        return opened if same and not opened.manifest.values_of else None
+        manifest = opened.manifest
+        return None if manifest.values_of or manifest.kept or not same else opened
 
     def tensor(self, site: Site) -> torch.Tensor | None:
         """Return what the golden recorded at a site, [real token, ...]; None for nothing."""

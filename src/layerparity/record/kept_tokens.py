@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -53,13 +54,16 @@ def chosen_columns(
     starts = [row.index(True) for row in real]
     ends = [width - row[::-1].index(True) for row in real]
     share = max(count // 4 // len(real), 1)
-    wanted: list[int] = []
+    of_rows = []
     for start, end in zip(starts, ends, strict=True):
-        wanted += [*range(end - share, end), *range(start, start + share)]
         edges = [start + length - 1 for length in lengths if length <= end - start]
         about = max(share // max(len(edges), 1), 2)
-        wanted += [column for at in edges for column in range(at - about // 2, at + about // 2)]
-    kept = list(dict.fromkeys(each for each in wanted if 0 <= each < width))[:count]
+        near = [column for at in edges for column in range(at - about // 2, at + about // 2)]
+        ends_of = [each for n in range(share) for each in (end - 1 - n, start + n)]
+        of_rows.append([each for each in (*ends_of, *near) if start <= each < end])
+    # Each row's first, before any row's second.
+    turns = (each for turn in zip_longest(*of_rows) for each in turn if each is not None)
+    kept = list(dict.fromkeys(turns))[:count]
     rest = sorted({*range(min(starts), max(ends))} - {*kept}) or [*range(width)]
     left = count - len(kept)
     # In the middle of as many stretches of equal length.

@@ -54,6 +54,11 @@ def write_replacement(run: StoredRun, to: Path, progress: Callable[[str], None])
     can be replaced. Rows padded on the left are moved there, where NxDI has them.
     """
     files = run.files
+    if kept := files.read_manifest().kept:
+        raise UserError(
+            f"'{run.name}' stored {len(kept.columns)} of {kept.width} tokens, and NxDI is fed all",
+            "make a golden with capture.tokens=null.",
+        )
     records = {
         (each.site.step + 1, module): each
         for each in files.read_manifest().records

@@ -59,6 +59,12 @@ class Source(ABC):
         cut = whole if axis is None else self.manifest.kept.cut(whole, axis)
         return cut.reshape(record.shape)
 
+    def whole(self, record: Record) -> torch.Tensor:
+        """Return the tensor of a record of the manifest, of all tokens that are stored."""
+        tensor = self.read(self.stored(record))
+        # A dump's may be taken for a batch of one.
+        return tensor.unsqueeze(0) if tensor.dim() + 1 == len(record.shape) else tensor
+
     def stored(self, record: Record) -> Record:
         """Return a record of the manifest as it is stored, which may be of more tokens."""
         return record if self._stored is None else self._stored[record.site, record.file]
@@ -71,7 +77,8 @@ class Source(ABC):
 
     def _keep(self, kept: KeptTokens) -> None:
         every = [*self.manifest.records, *self.manifest.replicas]
-        self._stored = {(each.site, each.file): each for each in every}
+        if self._stored is None:
+            self._stored = {(each.site, each.file): each for each in every}
         records, replicas = (
             [each.only(kept) for each in held]
             for held in (self.manifest.records, self.manifest.replicas)

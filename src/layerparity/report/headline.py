@@ -7,7 +7,7 @@ from collections import Counter
 
 from layerparity.anatomy.block import label
 from layerparity.anatomy.site import Kind, Place, Site
-from layerparity.record.findings import Coverage
+from layerparity.record.findings import Coverage, TextUse
 from layerparity.record.reason import ReasonKind
 from layerparity.record.side import Side
 from layerparity.record.verdict import DECIDED, SUPPOSED, Outcome, Row, Verdict
@@ -173,8 +173,10 @@ def whole_model(verdict: Verdict) -> str:
     """Return the verdict on the whole model, to stand beside a label that says so."""
     whole = verdict.whole
     if whole.outcome is Outcome.PASS:
-        idle = ", ".join(_idle(verdict.coverage))
-        return f"{whole.outcome.value}; not exercised: {idle}" if idle else whole.outcome.value
+        idle, texts = ", ".join(_idle(verdict.coverage)), verdict.coverage.texts
+        some = some_tokens(texts) if texts is not None else ""
+        passed = f"{whole.outcome.value}, at {some}" if some else whole.outcome.value
+        return f"{passed}; not exercised: {idle}" if idle else passed
     compared = f"{whole.compared} of {whole.blocks} blocks compared"
     in_part = f", {whole.in_part} in part" if whole.in_part else ""
     without = f", without {', '.join(whole.absent)}" if whole.absent else ""
@@ -291,6 +293,11 @@ def _sites(count: int) -> str:
     return f"{count} site{'' if count == 1 else 's'}"
 
 
+def some_tokens(texts: TextUse) -> str:
+    """Return how many of all tokens were stored, where some alone are."""
+    return f"{texts.stored:,} of {texts.real:,} tokens" if texts.stored else ""
+
+
 def coverage_lines(verdict: Verdict) -> list[str]:
     """Return what was exercised of layer classes, experts and steps, where there is a choice."""
     classes, lines = verdict.coverage.classes, []
@@ -299,7 +306,7 @@ def coverage_lines(verdict: Verdict) -> list[str]:
         lines.append(f"layers judged by class: {', '.join(parts)}")
     texts = verdict.coverage.texts
     if texts is not None and texts.stored:
-        lines.append(f"prefill: {texts.stored:,} of {texts.real:,} tokens were stored and judged")
+        lines.append(f"prefill: {some_tokens(texts)} were stored and judged")
     uses = [use for use in verdict.coverage.experts if use.judged and use.seen]
     if uses:
         exercised, total = sum(use.exercised for use in uses), sum(use.total for use in uses)

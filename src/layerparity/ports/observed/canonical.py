@@ -45,26 +45,21 @@ def laid_out(tap: Tap, value: torch.Tensor, call: Call) -> torch.Tensor:
     [batch, head, token, channel], and keys of all that is cached: of these, the pass's own are
     shown, as attention reads them.
     """
-    fewer = call.kept and not is_whole(tap)
-    tokens = len(call.kept.columns) if fewer else call.tokens
-    shown = by_token(tap, value, call.batch, tokens)
-    if tap.attention == "key" and not fewer:
+    if call.kept and not is_whole(tap):
+        # It was laid out where it was seen.
+        return value
+    shown = by_token(tap, value, call.batch, call.tokens)
+    if tap.attention == "key":
         shown = shown[:, newest(call, shown.shape[1])]
     return shown.contiguous()
 
 
 def by_token(tap: Tap, value: torch.Tensor, batch: int, tokens: int) -> torch.Tensor:
     """Return a view of what a tap saw, [batch, token, ...]; of keys, all that are cached."""
-    if value.dim() == 2:
-        rows: torch.Tensor = value.unflatten(0, (batch, tokens))
-        return rows
-    return value.transpose(1, 2) if _heads_first(tap, value, tokens) else value
-
-
-def _heads_first(tap: Tap, value: torch.Tensor, tokens: int) -> bool:
-    """Say whether a tap saw [batch, head, token, channel], and not [batch, token, ...]."""
-    first = tap.heads_first or value.shape[1] != tokens
-    return tap.attention in ("query", "key") or (value.dim() == 4 and first)
+    heads_first = tap.heads_first or value.shape[1] != tokens
+    if tap.attention in ("query", "key") or (value.dim() == 4 and heads_first):
+        return value.transpose(1, 2)
+    return value.unflatten(0, (batch, tokens)) if value.dim() == 2 else value
 
 
 def is_whole(tap: Tap) -> bool:
@@ -75,15 +70,14 @@ def is_whole(tap: Tap) -> bool:
 def kept_rows(
     tap: Tap, value: torch.Tensor, columns: torch.Tensor, batch: int, tokens: int
 ) -> torch.Tensor:
-    """Return the kept tokens of what a tap saw in a prefill, a copy, its axes as they were.
+    """Return the kept tokens of what a tap saw in a prefill, a copy, [batch, token, ...].
 
-    ``columns`` are int64. The keys of a cache are those of its first places.
+    What is `is_whole` is returned as it was seen. ``columns`` are int64. The keys of a cache are
+    those of its first places.
     """
     if is_whole(tap):
         return value.clone()
-    if value.dim() == 2:
-        return by_token(tap, value, batch, tokens).index_select(1, columns).flatten(0, 1)
-    return value.index_select(2 if _heads_first(tap, value, tokens) else 1, columns)
+    return by_token(tap, value, batch, tokens).index_select(1, columns)
 
 
 def newest(call: Call, held: int) -> slice:
