@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Ended
+from conftest import ROOT, Ended
 from mlflow import MlflowClient
 
 from layerparity.anatomy.site import Site
@@ -148,7 +150,15 @@ def test_parts_in_other_processes_wait_for_the_one_before(here: Cli, store: Path
     logits = Site.parse("lm_head:out")
     digests = {run.read_manifest().record(logits).digest for run in (one, last)}
     assert len(digests) == 1
-    # Where one does not succeed, none of the later ones begins.
-    refused = here("-m", *PARTS, *launcher, text, "seq_len=100000", "name=refused")
-    assert refused.exit == 2
-    assert "chunk=1 goes on from chunk=0, which did not succeed" in refused.out + refused.err
+
+
+def test_none_begins_where_the_one_before_did_not_succeed(tmp_path: Path) -> None:
+    words = ("-m", *PARTS, "hydra/launcher=joblib", "hydra.launcher.n_jobs=3", "seq_len=100000")
+    own = ("model=tiny_minimax_m2", f"tracking.folder={tmp_path}")
+    command = [sys.executable, str(ROOT / "run.py"), *words, *own]
+    refused = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert refused.returncode == 2, refused.stderr
+    for number in (1, 2):
+        said = f"chunk={number} goes on from chunk={number - 1}, which did not succeed"
+        assert said in refused.stdout + refused.stderr
+    assert "has 100000 tokens and the model's context is 512" in refused.stdout

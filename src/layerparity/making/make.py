@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from layerparity.ground import console, progress
 from layerparity.ground.errors import UserError
-from layerparity.making import reuse, terminal, write
+from layerparity.making import part_before, reuse, terminal, write
 from layerparity.making.fingerprint import fingerprint_of
 from layerparity.making.prepare import Prepared, plan_run, prepare, with_kind
-from layerparity.making.request import goldens, part_before
+from layerparity.making.request import goldens
 from layerparity.making.sweep import PARENT_VARIABLE, open_store
 from layerparity.ports.base import Assets, Port
 from layerparity.ports.opening import open_backend, open_port

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from layerparity.anatomy.block import Block
 from layerparity.anatomy.family import Family, family_of
@@ -19,9 +19,9 @@ from layerparity.anatomy.sizes import ModelSizes, sizes_of
 from layerparity.ground import console, registry
 from layerparity.ground.errors import UserError
 from layerparity.machine.memory import refuse_small_limits
-from layerparity.making import needs, typed_keys
+from layerparity.making import needs, part_before, typed_keys
 from layerparity.making.inputs import candidate
-from layerparity.making.request import goldens, part_before, repeated
+from layerparity.making.request import goldens, repeated
 from layerparity.making.request.inputs import Inputs, Request
 from layerparity.making.request.original import open_original
 from layerparity.making.request.scope import Scope, num_layers_of, scope_of
@@ -191,8 +191,8 @@ def prepare(plan: RunPlan, backend: Backend, store: Store) -> Prepared:
 
 def _inputs(request: Request, plan: RunPlan, store: Store) -> Inputs:
     if not part_before.goes_on(request):
-        source: Any = registry.load("making.inputs", request.config.inputs.name)
-        inputs: Inputs = source.prepare(request.config.inputs, request)
+        settings = request.config.inputs
+        inputs: Inputs = registry.load("making.inputs", settings.name).prepare(settings, request)
         return inputs
     if plan.scope.takes:
         raise UserError(

@@ -46,7 +46,7 @@ def await_part_before(config: Config) -> None:
         time.sleep(_EVERY)
         ending = endings.ending_of(words)
     if ending.exit is not Exit.OK:
-        raise UserError(f"{own} goes on from {before}, which did not succeed: {ending.why}")
+        raise UserError(f"{own} goes on from {before}, which did not succeed", "mend that one.")
 
 
 def make_part(config: Config) -> FinishedRun:

@@ -6,7 +6,8 @@ Of T tokens, E elements of sites for each, b bytes an element and w one precisio
 - references, on disk: T w times the elements that a stage computes, once fed the golden's own
   input, once chained where the run is, and once for each component that is evaluated alone;
 - floors, in memory: T E (w + b (n + 2)) for n clean ways, of the largest stage, and a third more
-  for what computing takes beside it, as was measured of a block of Mistral's widths.
+  for what computing takes beside it, as was measured of a block of Mistral's widths;
+  and a mask of a square of w for each sequence.
 
 Where a run stores some tokens alone, T is their number: but for what a stage is fed or told to
 choose, and for that third, which are of all; components then have no references of their own.
@@ -95,10 +96,11 @@ def kept_of(
     chained: bool,
     components: bool,
     stored: int | None = None,
+    sequences: int = 1,
 ) -> KeptBytes:
     """Return what a run of so many ``tokens`` in all keeps; with ``floors`` it is a golden's.
 
-    Sites are ``stored`` of so many, None for all.
+    Sites are ``stored`` of so many, None for all; tokens are those of so many ``sequences``.
     """
     counted = [elements_of(model, family, stage, wanted) for stage in model.stages]
     item = ITEMSIZE[dtype]
@@ -114,7 +116,9 @@ def kept_of(
     computed = sum(each.computed for each in counted[int(model.stages[0] == EMBEDDING) :])
     largest = max(each.all for each in counted)
     held = largest * (wide + ways + 2 * item)
-    memory = int(held * (shown + tokens * _BESIDE))
+    # The mask of eager attention, which the reference has, is by the square of a text's length.
+    mask = tokens * (tokens // sequences) * wide
+    memory = int(held * (shown + tokens * _BESIDE)) + mask
     return KeptBytes(tensors, shown * wide * (times * computed + alone), memory)
 
 

@@ -178,6 +178,7 @@ def _kept(
         chained=config.feed is not FeedMode.isolated,
         components=config.reference.components,
         stored=None if capture.tokens is None else stored,
+        sequences=batch.sequences,
     )
 
 

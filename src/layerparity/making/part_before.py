@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from layerparity.anatomy.site import EMBEDDING, Place, Site
 from layerparity.ground import registry
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from layerparity.model.checkpoint import Checkpoint
     from layerparity.record.manifest import Manifest
+    from layerparity.record.stored_run import StoredRun
     from layerparity.tracking.store import Store
 
 _SOURCES = ("auto", "prompt", "tokens")
@@ -50,9 +51,10 @@ def prepare(request: Request, store: Store, checkpoint: Checkpoint) -> Inputs:
     config, stage = request.config, request.stages[0]
     from_tokens = replace(request, stages=(EMBEDDING, *request.stages))
     name = config.inputs.name
-    settings = prompt.Settings() if name == "auto" else config.inputs
-    source: Any = prompt if name == "auto" else registry.load("making.inputs", name)
-    tokens: Inputs = source.prepare(settings, from_tokens)
+    if name == "auto":
+        tokens = prompt.prepare(prompt.Settings(), from_tokens)
+    else:
+        tokens = registry.load("making.inputs", name).prepare(config.inputs, from_tokens)
     end = Site(str(Place((Place.parse(stage).layer or 0) - 1)), "out")
     found = next(_parts(tokens, end, request, store, checkpoint), None)
     if found is None:
@@ -112,9 +114,7 @@ def _parts(
         record = manifest.record(end)
         if record is None or record.is_cut(manifest.kept) or not _begins_with_tokens(manifest):
             continue
-        if _settings(run.files.read_config()) == _own_settings(config) and not same.differing(
-            run.files.read_used_weights()
-        ):
+        if _set_alike(run, config) and not same.differing(run.files.read_used_weights()):
             yield one
 
 
@@ -126,10 +126,8 @@ def _begins_with_tokens(manifest: Manifest) -> bool:
     )
 
 
-def _settings(stored: dict[str, Any]) -> dict[str, Any]:
-    return {name: stored.get(name) for name in _SETTINGS}
-
-
-def _own_settings(config: Config) -> dict[str, Any]:
+def _set_alike(run: StoredRun, config: Config) -> bool:
+    """Say whether what decides numbers was the same in a run."""
+    stored = run.files.read_config()
     own = {name: getattr(config, name) for name in _SETTINGS}
-    return {name: getattr(value, "value", value) for name, value in own.items()}
+    return all(stored.get(name) == getattr(each, "value", each) for name, each in own.items())
