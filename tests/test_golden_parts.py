@@ -7,14 +7,18 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from conftest import ROOT, Ended
 from mlflow import MlflowClient
 
 from layerparity.anatomy.site import Site
+from layerparity.ground.errors import UserError
+from layerparity.making import endings, sweep, sweep_part
 from layerparity.record.references import CHAINED, ISOLATED, StoredReferences
 from layerparity.record.stored_run import StoredRun
+from layerparity.settings.config import Config, RunKind
 from layerparity.settings.tracking import TrackingConfig
 from layerparity.tracking.opening import open_store
 from layerparity.tracking.store import Store
@@ -162,3 +166,27 @@ def test_none_begins_where_the_one_before_did_not_succeed(tmp_path: Path) -> Non
         said = f"chunk={number} goes on from chunk={number - 1}, which did not succeed"
         assert said in refused.stdout + refused.stderr
     assert "has 100000 tokens and the model's context is 512" in refused.stdout
+
+
+def test_a_part_that_was_killed_is_not_waited_for(
+    here: Cli, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, words = opened(store), "scope=range chunk=0"
+    parent = runs.begin("swept", "sweep", {}, {})
+    child = runs.begin("first", "golden", {"part": words}, {}, parent=parent.id)
+    tracking = TrackingConfig(folder=str(store))
+    config = Config(kind=RunKind.golden, layer_chunks=3, chunk=1, tracking=tracking)
+    monkeypatch.setenv(endings.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(sweep.PARENT_VARIABLE, parent.id)
+    monkeypatch.setattr(sweep_part, "part", lambda: "scope=range chunk=1")
+    monkeypatch.setattr(sweep_part, "_ALIVE", 0.6)
+    waiting = Thread(target=sweep_part.await_part_before, args=(config,), daemon=True)
+    waiting.start()
+    waiting.join(2)
+    assert waiting.is_alive()
+    child.end("KILLED", None)
+    parent.end("FAILED", None)
+    waiting.join(20)
+    assert not waiting.is_alive()
+    with pytest.raises(UserError, match="chunk=1 goes on from chunk=0, which did not succeed"):
+        sweep_part.await_part_before(config)

@@ -13,7 +13,7 @@ from layerparity.ground.errors import Exit, UserError
 from layerparity.making import endings
 from layerparity.making.make import FinishedRun, make_run
 from layerparity.making.prepare import with_kind
-from layerparity.making.sweep import PARTS_VARIABLE, part
+from layerparity.making.sweep import PARENT_VARIABLE, PARTS_VARIABLE, open_store, part
 from layerparity.settings.config import FeedMode, RunKind
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _SHOWN = 8
 # Seconds between two looks at whether another part has ended.
 _EVERY = 0.5
+# And two looks at whether its process is alive, as which its run is one of these.
+_ALIVE = 20.0
+_ALIVE_AS = ("RUNNING", "SCHEDULED", "FINISHED")
 # Notes that a part in this process said: the next one says only what is new.
 _noted: set[str] = set()
 # When the parts that ended in this process did, and the goldens that were named, of one sweep.
@@ -42,11 +45,25 @@ def await_part_before(config: Config) -> None:
     words = " ".join(before if each == own else each for each in part().split(" "))
     if (ending := endings.ending_of(words)) is None:
         console.say(f"{own} waits for {before}, which it goes on from")
+    looked = time.monotonic()
     while ending is None:
         time.sleep(_EVERY)
         ending = endings.ending_of(words)
-    if ending.exit is not Exit.OK:
+        if time.monotonic() - looked > _ALIVE and ending is None:
+            # Who was killed leaves no word; a store closes the run of one that beats no more.
+            if _has_died(config, words):
+                break
+            looked = time.monotonic()
+    if ending is None or ending.exit is not Exit.OK:
         raise UserError(f"{own} goes on from {before}, which did not succeed", "mend that one.")
+
+
+def _has_died(config: Config, words: str) -> bool:
+    """Say whether a part of this sweep has a run that ended and is not finished."""
+    store = open_store(config.tracking)
+    children = store.children(os.environ.get(PARENT_VARIABLE, ""))
+    own = [child.status for child in children if child.tags.get("part") == words]
+    return any(status not in _ALIVE_AS for status in own)
 
 
 def make_part(config: Config) -> FinishedRun:
