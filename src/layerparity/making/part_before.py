@@ -6,6 +6,7 @@ prompts, weights and settings whose last block is the one before their first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -15,9 +16,10 @@ from layerparity.ground import registry
 from layerparity.ground.errors import UserError
 from layerparity.making.inputs import prompt
 from layerparity.making.inputs.golden import RecordedTensors
-from layerparity.making.request.goldens import LOOKED_AT, RecordedRun, SameWeights
+from layerparity.making.request.goldens import RecordedRun, SameWeights
 from layerparity.making.request.inputs import Inputs, Request
 from layerparity.ports.opening import open_port
+from layerparity.record.manifest import ORIGINAL
 from layerparity.settings.config import Config, FeedMode, RunKind
 
 if TYPE_CHECKING:
@@ -32,7 +34,15 @@ _SOURCES = ("auto", "prompt", "tokens")
 # Of the weights so many bytes are looked at: each part's are compared by all their hashes.
 _LOOKED_AT_BYTES = 1 << 26
 # What decides numbers, beside model, inputs and port.
-_SETTINGS = ("dtype", "attn_implementation", "experts_implementation")
+_SETTINGS = (
+    "dtype",
+    "attn_implementation",
+    "experts_implementation",
+    "tp_degree",
+    "moe_ep_degree",
+)
+# A sweep over many prompts has as many runs between two parts of one.
+_LOOKED_AT = 1000
 
 
 def goes_on(request: Request) -> bool:
@@ -103,8 +113,13 @@ def _parts(
     """Yield the goldens of these tokens that end at a site, the newest first."""
     config, hashes = request.config, tokens.hashes()
     same = SameWeights(checkpoint, request.stages, _LOOKED_AT_BYTES)
-    for run in store.own_runs(RunKind.golden.value, LOOKED_AT):
-        if not run.finished or run.off or run.tags.get("config_digest") != checkpoint.config_digest:
+    last = str(Place.parse(end.path).layer)
+    for run in store.own_runs(RunKind.golden.value, _LOOKED_AT):
+        tags = run.tags
+        if not run.finished or run.off or tags.get("config_digest") != checkpoint.config_digest:
+            continue
+        # Its tags say so before its manifest is read.
+        if re.split(r"\D+", tags.get("scope", ""))[-1] != last:
             continue
         one = RecordedRun.of(run)
         manifest = one.manifest
@@ -129,5 +144,8 @@ def _begins_with_tokens(manifest: Manifest) -> bool:
 def _set_alike(run: StoredRun, config: Config) -> bool:
     """Say whether what decides numbers was the same in a run."""
     stored = run.files.read_config()
+    original = (stored.get("model") or {}).get(ORIGINAL)
     own = {name: getattr(config, name) for name in _SETTINGS}
-    return all(stored.get(name) == getattr(each, "value", each) for name, each in own.items())
+    return original == config.model.original and all(
+        stored.get(name) == getattr(each, "value", each) for name, each in own.items()
+    )
