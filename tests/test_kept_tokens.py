@@ -167,9 +167,11 @@ def test_a_candidate_stores_what_its_golden_does_and_passes(
     )
     ended = compared(cli, store, "some", f"right-{backend}")
     assert ended.exit == 0, ended.out
+    page = max(store.rglob("report.html"), key=lambda path: path.stat().st_mtime).read_text()
+    assert "stored tokens downwards" in page
     # The padding of the shorter prompt is none of them.
     assert " of 104 tokens were stored and judged" in ended.out
-    assert "decode: 2 of 2" not in ended.out
+    assert "whole model: pass, at 34 of 104 tokens" in ended.out
 
 
 @pytest.mark.parametrize("golden", ["whole", "some"])

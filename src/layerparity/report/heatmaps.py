@@ -194,15 +194,20 @@ def _of_tokens(stage: Stage, row: Row, token_errors: TokenErrors, local: str) ->
     return token_errors.get(str(row.site), ()) if here == local else ()
 
 
-def token_heatmap(columns: Columns, token_errors: TokenErrors, local: str) -> str:
-    """Return the figure of a class of site as markup, or an empty string if it has no errors."""
+def token_heatmap(
+    columns: Columns, token_errors: TokenErrors, local: str, noun: str = "token"
+) -> str:
+    """Return the figure of a class of site as markup, or an empty string if it has no errors.
+
+    ``noun`` is what a row is one of, or several.
+    """
     by_column = errors_by_column(columns, token_errors, local)
-    bins = Bins(max((len(tokens) for tokens in by_column), default=0))
+    bins = Bins(max((len(tokens) for tokens in by_column), default=0), noun)
     if not bins.tokens:
         return ""
     said = Said(
-        f"Error of each token by layer, at the {label(local)}",
-        f"{bins.tokens} tokens downwards, {len(columns.stages)} layers and modules across.",
+        f"Error of each {noun} by layer, at the {label(local)}",
+        f"{bins.tokens} {noun}s downwards, {len(columns.stages)} layers and modules across.",
         "rel L2",
     )
     passing = [

@@ -223,9 +223,10 @@ def _focus(verdict: Verdict) -> dict[str, Any] | None:
 
 def _token_maps(columns: Columns, verdict: Verdict) -> list[TokenMap]:
     """Return the map of the blocks' output and one of the component that ended worst."""
-    maps = []
+    maps, texts = [], verdict.coverage.texts
+    noun = "stored token" if texts is not None and texts.stored else "token"
     for local in dict.fromkeys((_BLOCK_OUT, _worst_component(verdict))):
-        figure = token_heatmap(columns, verdict.token_errors, local) if local else ""
+        figure = token_heatmap(columns, verdict.token_errors, local, noun) if local else ""
         if figure:
             per_row = binning(columns, verdict.token_errors, local)
             maps.append(TokenMap(local, figure, per_row))
