@@ -256,6 +256,12 @@ def test_a_dump_of_all_tokens_is_judged_by_some(here: Cli, cli: Cli, store: Path
     verdict = Verdict.from_json(written.read_text())
     seen = {str(row.site): row.metrics.get("max_abs_diff") for row in verdict.rows}
     assert {name: seen[name] for name in names} == dict.fromkeys(names, 0.0)
+    # As many tokens as are kept are not those.
+    save_file(
+        {name: each[:, :COUNT].clone() for name, each in tensors.items()}, "dump/all.safetensors"
+    )
+    other = compared(cli, store, "some", "dump")
+    assert other.exit in (2, 4) and "60 tokens of the golden's prompts" in other.out + other.err
 
 
 def test_tokens_between_those_that_are_stored_are_routed_apart_as_well(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from layerparity.anatomy.site import CHOICES, WEIGHTS, Kind, Site
+from layerparity.anatomy.site import CHOICES, PREFILL, WEIGHTS, Kind, Site
 from layerparity.anatomy.stream import same_elsewhere
 from layerparity.ground.errors import UserError
 from layerparity.record.engines.base import PLAIN, Given, engine_of, read_captures, title
 from layerparity.record.findings import Caution, CautionKind
+from layerparity.record.kept_tokens import KeptTokens
 from layerparity.record.manifest import Manifest, ModelPrint, Record, SitePatterns
 from layerparity.record.source import Source
 from layerparity.record.stored_run import StoredRun
@@ -74,6 +76,27 @@ class DumpSource(Source):
     def dtypes(self) -> tuple[str, ...]:
         """The dtypes of its tensors, each once."""
         return tuple(dict.fromkeys(record.dtype for record in self.manifest.records))
+
+    def only(self, kept: KeptTokens) -> DumpSource:
+        """Return it as a run that kept these tokens of its prompts alone; see `Source.only`.
+
+        What has not all tokens of the prompts is left out: it may be of as many others. Raises
+        UserError where nothing is left.
+        """
+        held = self.manifest.records
+        whole = [r for r in held if r.site.phase != PREFILL or r.whole_axis(kept) is not None]
+        if not whole:
+            raise UserError(
+                f"'{self.run.name}' has at no site the {kept.width} tokens of the golden's prompts",
+                "dump the same prompts, padded as the golden's were.",
+            )
+        lost = [str(each.site) for each in held if each not in whole]
+        fewer = copy.copy(self)
+        why = f"it has not the {kept.width} tokens of the golden's prompts"
+        skipped = {**self.manifest.skipped, **dict.fromkeys(lost, why)}
+        fewer.manifest = replace(self.manifest, records=whole, skipped=skipped)
+        fewer._keep(kept)
+        return fewer
 
     def read(self, record: Record) -> torch.Tensor:
         """Return a tensor as dumped, of its own dtype, a batch of one where the record has it.
