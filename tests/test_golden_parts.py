@@ -116,6 +116,18 @@ def test_a_part_without_the_one_before_says_which(here: Cli, store: Path) -> Non
     assert (floors.exit, "floors of other types" in floors.err) == (2, True), floors.err
 
 
+def test_a_range_of_its_own_is_fed_by_a_golden(here: Cli, store: Path) -> None:
+    ranged = ("start=2", "end=5", "layer_chunks=2")
+    words = [word for word in PARTS if not word.startswith("layer_chunks")]
+    made = here("-m", *words, *ranged, "name=ranged")
+    assert made.exit == 0, made.err
+    feeds = {run.read_manifest().feed for run in parts_of(store, "ranged")}
+    assert feeds == {"isolated"}
+    # So is a part alone, where a golden has what it is fed and no part before it is there.
+    alone = here(*PARTS, "chunk=2", "golden=one", "name=alone")
+    assert alone.exit == 0, alone.err
+
+
 def test_a_lost_part_costs_itself_alone(here: Cli, store: Path) -> None:
     ids = [list(range(3, 40)), list(range(50, 70))]
     Path("ids.json").write_text(json.dumps(ids))

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from layerparity.anatomy.site import EMBEDDING, Place, Site
 from layerparity.ground import registry
 from layerparity.ground.errors import UserError
-from layerparity.making.inputs import prompt
-from layerparity.making.inputs.golden import RecordedTensors
+from layerparity.making.inputs import golden, prompt
 from layerparity.making.request.goldens import RecordedRun, SameWeights
 from layerparity.making.request.inputs import Inputs, Request
 from layerparity.ports.opening import open_port
@@ -48,15 +47,16 @@ _LOOKED_AT = 1000
 def goes_on(request: Request) -> bool:
     """Say whether a run is a later part of a golden's chain."""
     config, first = request.config, Place.parse(request.stages[0])
-    golden = config.kind is RunKind.golden and config.feed is not FeedMode.isolated
-    later = request.chunk is not None and bool(first.layer) and not first.module
-    return golden and later and config.inputs.name in _SOURCES
+    makes = config.kind is RunKind.golden and config.feed is not FeedMode.isolated
+    later = bool(request.chunk) and not first.module and config.golden is None
+    return makes and later and config.inputs.name in _SOURCES
 
 
 def prepare(request: Request, store: Store, checkpoint: Checkpoint) -> Inputs:
     """Return what the part before put out, with the tokens that it began with.
 
-    Raises UserError where no such part is finished.
+    Without one, inputs=auto takes what a golden recorded of the part's own stages. Raises UserError
+    where no such part is finished.
     """
     config, stage = request.config, request.stages[0]
     from_tokens = replace(request, stages=(EMBEDDING, *request.stages))
@@ -67,6 +67,9 @@ def prepare(request: Request, store: Store, checkpoint: Checkpoint) -> Inputs:
         tokens = registry.load("making.inputs", name).prepare(config.inputs, from_tokens)
     end = Site(str(Place((Place.parse(stage).layer or 0) - 1)), "out")
     found = next(_parts(tokens, end, request, store, checkpoint), None)
+    free = found is None and name == "auto" and not config.prompt.given
+    if free and (runs := request.golden(None)):
+        return golden.from_runs(runs, request)
     if found is None:
         raise UserError(
             f"{stage} goes on from {end.path} of a golden of this prompt, and no part that ends "
@@ -78,7 +81,7 @@ def prepare(request: Request, store: Store, checkpoint: Checkpoint) -> Inputs:
     return replace(
         tokens,
         source="golden",
-        given=RecordedTensors({end: (found, record)}),
+        given=golden.RecordedTensors({end: (found, record)}),
         sites={stage: end},
         origin=found.manifest.fingerprint,
         runs=(found.key,),

@@ -130,7 +130,8 @@ def scope_of(config: Config, num_layers: int, family: Family) -> Scope:
         if config.kind is RunKind.golden and whole and chunk is not None and chunk + 1 == chunks:
             # All parts together are a golden of the whole model.
             stages += ["norm", "lm_head"]
-        return Scope("range", tuple(stages), first, last, chunk=chunk)
+        # A range of its own begins with what a golden recorded, and so do its parts.
+        return Scope("range", tuple(stages), first, last, chunk=None if config.start else chunk)
     component = config.component
     if component in OUTSIDE and config.layer is None:
         return Scope("single", (OUTSIDE[component],), component=component)
