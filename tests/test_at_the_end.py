@@ -24,6 +24,7 @@ from layerparity.judge.tolerances.base import refuse_limits_of_nothing
 from layerparity.judge.tolerances.calibrated import END_RATIOS, CalibratedTolerance, limits_of
 from layerparity.numbers import at_the_end
 from layerparity.numbers.at_the_end import TOP, AtTheEnd
+from layerparity.record.kept_tokens import KeptTokens
 from layerparity.record.source import RunSource
 from layerparity.record.verdict import Outcome, Row, Verdict
 from layerparity.report.at_the_end import NUMBERS, end_lines, end_table
@@ -165,7 +166,9 @@ def test_tokens_after_the_same_tokens_count_once():
 def pair_of(ids: torch.Tensor) -> Any:
     """Return a pair of logits whose golden was fed some tokens, [batch, token]."""
     record = SimpleNamespace(axes=("batch", "token", "channel"))
-    golden = SimpleNamespace(record=record, source=SimpleNamespace(token_ids=ids))
+    manifest = SimpleNamespace(kept=KeptTokens())
+    source = SimpleNamespace(token_ids=ids, prompt_mask=None, manifest=manifest)
+    golden = SimpleNamespace(record=record, source=source)
     return SimpleNamespace(golden=golden, last=False, site=SITE)
 
 
