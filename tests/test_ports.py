@@ -233,9 +233,9 @@ def test_a_port_without_weights_where_there_are_none() -> None:
     from layerparity.ports.opening import open_port
 
     held = {"model.layers.0.x": None}
-    assets = SimpleNamespace(checkpoint=SimpleNamespace(tensors=held, stored=held))
-    assert list(open_port._load_problems({}, assets, "lm_head")) == []
-    assert list(open_port._load_problems({}, assets, "layers.0.mlp")) != []
+    guard = SimpleNamespace(assets=SimpleNamespace(checkpoint=SimpleNamespace(tensors=held)))
+    assert list(open_port._load_problems({}, guard, "lm_head")) == []
+    assert list(open_port._load_problems({}, guard, "layers.0.mlp")) != []
 
 
 def test_our_own_mistakes_stay_ours(monkeypatch: pytest.MonkeyPatch) -> None:
