@@ -128,6 +128,8 @@ def test_nothing_is_kept_in_a_file_that_has_no_name_here(run: Path) -> None:
     manifest = RunFolder(run).read_manifest()
     # Only a port of one's own has one.
     RunFolder(run).write_loaded(PortLoads())
+    # And only a part of a golden that another one goes on from.
+    ReferenceWriter(run).write_states({"float32 plain": torch.zeros(1, 2, 3)})
     known = {
         value
         for key, value in vars(names).items()

@@ -233,7 +233,8 @@ def test_a_port_without_weights_where_there_are_none() -> None:
     from layerparity.ports.opening import open_port
 
     held = {"model.layers.0.x": None}
-    guard = SimpleNamespace(assets=SimpleNamespace(checkpoint=SimpleNamespace(tensors=held)))
+    checkpoint = SimpleNamespace(tensors=held, stored=held)
+    guard = SimpleNamespace(assets=SimpleNamespace(checkpoint=checkpoint))
     assert list(open_port._load_problems({}, guard, "lm_head")) == []
     assert list(open_port._load_problems({}, guard, "layers.0.mlp")) != []
 
