@@ -183,9 +183,9 @@ def open_sides(
             f"'{left.sources[0].run.name}' did",
             f"make it again with capture.tokens={len(kept.columns) or 'null'}.",
         )
-    whole = not kept or all(source.manifest.kept for source in right.sources)
-    fitted = [s if s.manifest.kept else s.only(kept) for s in right.sources]
-    return left, right if whole else RunSet(fitted)
+    if not kept:
+        return left, right
+    return left, RunSet([s if s.manifest.kept else s.only(kept) for s in right.sources])
 
 
 def open_side(role: str, runs: Sequence[StoredRun]) -> RunSet:
