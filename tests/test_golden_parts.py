@@ -183,14 +183,14 @@ def test_none_begins_where_the_one_before_did_not_succeed(tmp_path: Path) -> Non
 def test_a_part_that_was_killed_is_not_waited_for(
     here: Cli, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs, words = opened(store), "scope=range chunk=0"
+    runs, words = opened(store), "scope=range +chunk=0"
     parent = runs.begin("swept", "sweep", {}, {})
     child = runs.begin("first", "golden", {"part": words}, {}, parent=parent.id)
     tracking = TrackingConfig(folder=str(store))
     config = Config(kind=RunKind.golden, layer_chunks=3, chunk=1, tracking=tracking)
     monkeypatch.setenv(endings.VARIABLE, str(tmp_path))
     monkeypatch.setenv(sweep.PARENT_VARIABLE, parent.id)
-    monkeypatch.setattr(sweep_part, "part", lambda: "scope=range chunk=1")
+    monkeypatch.setattr(sweep_part, "part", lambda: "scope=range +chunk=1")
     monkeypatch.setattr(sweep_part, "_ALIVE", 0.6)
     waiting = Thread(target=sweep_part.await_part_before, args=(config,), daemon=True)
     waiting.start()

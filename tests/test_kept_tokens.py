@@ -165,6 +165,8 @@ def test_a_candidate_stores_what_its_golden_does_and_passes(
         found(store, f"right-{backend}").read_manifest().kept
         == found(store, "some").read_manifest().kept
     )
+    logits = found(store, f"right-{backend}").read_manifest().record(Site.parse("lm_head:out"))
+    assert logits is not None and logits.shape[1] == COUNT
     ended = compared(cli, store, "some", f"right-{backend}")
     assert ended.exit == 0, ended.out
     page = max(store.rglob("report.html"), key=lambda path: path.stat().st_mtime).read_text()

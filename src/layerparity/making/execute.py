@@ -276,7 +276,8 @@ class Execution:
         """Say whether all tokens of a site are stored: a stage is fed them, or repeats them."""
         fed = site.path == site.place.stage and site.end == "in"
         chosen = spec.kind is Kind.INDEX_SET or site.local == WEIGHED
-        last = site == Site(self.stages[-1], "out")
+        # The next part of a golden goes on from there; logits nobody is fed.
+        last = site.layer is not None and site == Site(self.stages[-1], "out")
         return fed or chosen or last or site in self.input_sites.values()
 
     def _call(self, mask: torch.Tensor, positions: torch.Tensor, step: int | None) -> Call:

@@ -130,14 +130,14 @@ def _parts(
         if not alike or manifest.stages[-1] != end.path or manifest.values_of:
             continue
         record = manifest.record(end)
-        if record is None or record.is_cut(manifest.kept) or not _begins_with_tokens(manifest):
+        if record is None or record.is_cut(manifest.kept) or not _is_one_chain(manifest):
             continue
         if _set_alike(run, config) and not same.differing(run.files.read_used_weights()):
             yield one
 
 
-def _begins_with_tokens(manifest: Manifest) -> bool:
-    """Say whether a run's chain is one from tokens on, its own or that of the parts before it."""
+def _is_one_chain(manifest: Manifest) -> bool:
+    """Say whether nothing but its first stage was fed from outside."""
     feeds = manifest.feeds_of("prefill", 0)
     return manifest.feed == FeedMode.chained.value and all(
         each.stage == manifest.stages[0] or each.source == "chain" for each in feeds

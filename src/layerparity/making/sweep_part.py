@@ -42,7 +42,10 @@ def await_part_before(config: Config) -> None:
     if not (config.chunk and golden) or endings.folder_of_others() is None:
         return
     own, before = f"chunk={config.chunk}", f"chunk={config.chunk - 1}"
-    words = " ".join(before if each == own else each for each in part().split(" "))
+    own_words = part().split(" ")
+    words = " ".join(
+        each.replace(own, before) if each.lstrip("+") == own else each for each in own_words
+    )
     if (ending := endings.ending_of(words)) is None:
         console.say(f"{own} waits for {before}, which it goes on from")
     looked = time.monotonic()

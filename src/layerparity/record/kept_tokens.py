@@ -28,10 +28,6 @@ class KeptTokens:
         """Return the kept tokens of [batch, token, ...], whether or not it has others, too."""
         return self.cut(shown) if self and shown.shape[1] == self.width else shown
 
-    def shape(self, whole: tuple[int, ...], axis: int) -> tuple[int, ...]:
-        """Return a shape with so many tokens along an axis."""
-        return (*whole[:axis], len(self.columns), *whole[axis + 1 :])
-
     def cut(self, tensor: torch.Tensor, axis: int = 1) -> torch.Tensor:
         """Return the kept tokens of a tensor whose ``axis`` is that of tokens, a copy."""
         import torch

@@ -77,7 +77,8 @@ class Record:
         axis = self.whole_axis(kept)
         if axis is None:
             return self
-        return replace(self, shape=kept.shape(self.shape, axis))
+        shape = (*self.shape[:axis], len(kept.columns), *self.shape[axis + 1 :])
+        return replace(self, shape=shape)
 
 
 @dataclass(frozen=True)
