@@ -70,6 +70,35 @@ def test_a_site_that_was_asked_for_and_lost_is_missing(tmp_path: Path) -> None:
     assert (row.outcome, row.why and row.why.kind) == (Outcome.SKIPPED, ReasonKind.NOT_ASKED_FOR)
 
 
+def test_what_one_side_lacks_is_told_by_looking_at_each_record_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a dump most sites are lacking: nothing looks at every record for each of them."""
+    looks = 0
+    whole = Site.pass_step.fget
+    assert whole is not None
+
+    def counted(site: Site) -> tuple[str, int]:
+        nonlocal looks
+        looks += 1
+        return whole(site)
+
+    monkeypatch.setattr(Site, "pass_step", property(counted))
+    more = SitePatterns("whole", ("*:*",))
+    spent = []
+    for count in (50, 200):
+        names = [f"{BLOCK}.mlp.{number:03}:out" for number in range(count)]
+        tensors = {name: torch.ones(1, 2, 4) for name in names} | of_block(1)
+        golden = make_run(tmp_path / f"g{count}", tensors, stages=[BLOCK], feed="isolated")
+        few = {name: each for name, each in tensors.items() if name not in names[count // 2 :]}
+        own = {"stages": [BLOCK], "feed": "isolated", "capture": more}
+        candidate = make_run(tmp_path / f"c{count}", few, **own)
+        looks = 0
+        assert len(settled(golden, candidate)) == count // 2
+        spent.append(looks)
+    assert 0 < spent[1] < 5 * spent[0]
+
+
 def test_a_golden_of_another_configuration_is_refused_whatever_it_is_called(tmp_path: Path) -> None:
     golden = alone(tmp_path / "g", model=replace(MODEL, config_digest="config-1"))
     with pytest.raises(UserError, match=r"model configuration \(tiny against tiny\)"):

@@ -219,6 +219,10 @@ def test_other_tokens_than_the_golden_s_are_refused(here: Cli, cli: Cli, store: 
     assert (made.exit, "leave it out: the golden's are stored" in made.err) == (2, True), made.err
     made = here(*FED, "kind=candidate", "capture.tokens=30", "name=others")
     assert made.exit == 0, made.err
+    # A golden of its own values would be refused: one of the same tokens is offered.
+    (after,) = (line for line in made.out.splitlines() if line.startswith("next:"))
+    assert all(word in after for word in (*FED, "capture.tokens=30"))
+    assert "own_inputs" not in after
     ended = compared(cli, store, "some", "others")
     assert ended.exit == 2
     assert "'others' kept 30 tokens of its prompts" in ended.err

@@ -35,6 +35,9 @@ BENCHMARKS = {
             "| self_attn.q_proj 1.0% too large | 4 of 4 | 4 of 4 | 2 of 2 | 2 of 2 |",
         )
     ],
+    "growth": [
+        ("--rows sites npz --rounds 1 --divide 16", "| arrays of one .npz | `job=compare` | 25 50 100 200")
+    ],
     "logits": [("--models llama --slips 0.3 --ways 'tp 2'", "| verdict |  | 0 of 2 | 30.0% |")],
     "mutations": [("--count 3 --seed 1", "Unforeseen faults")],
     "packing": [("--rounds 1 --rows 128 --columns 256 --matrices 2", "| awq | 0 | 1 |")],

@@ -92,7 +92,7 @@ def align(golden: RunSet, candidate: RunSet, blocks: Blocks) -> Alignment:
     refusals: list[Reason] = []
     stages = candidate.manifests
     covered = {site for site in golden.records if any(stage_of(each, site) for each in stages)}
-    skipped = {Site.parse(text) for text in candidate.skipped()}
+    skipped = {Site.parse(text) for text in candidate.skipped}
     for site in blocks.sorted(covered | set(candidate.records) | skipped):
         left, right = golden.records.get(site), candidate.records.get(site)
         if right is None and left is not None and site not in skipped and _is_extra(left, stages):
@@ -138,12 +138,12 @@ def _absent(site: Site, golden: RunSet, candidate: RunSet) -> Row:
         unrun = _unrun(site, golden)
         if unrun:
             return Row(site, right.record.kind, Outcome.INCONCLUSIVE, why=unrun)
-        text = golden.skipped().get(str(site), "")
+        text = golden.skipped.get(str(site), "")
         why = Reason(ReasonKind.NOT_CAPTURED_BY_GOLDEN)
         if text:
             why = Reason(ReasonKind.SKIPPED_BY_GOLDEN, {"text": text})
         return Row(site, right.record.kind, Outcome.SKIPPED, why=why)
-    skipped = candidate.skipped().get(str(site))
+    skipped = candidate.skipped.get(str(site))
     kind = left.record.kind if left else Kind.REAL
     if skipped:
         return Row(site, kind, Outcome.SKIPPED, why=Reason(ReasonKind.SKIPPED, {"text": skipped}))
@@ -219,8 +219,8 @@ def _not_asked(site: Site, golden: Manifest, candidates: list[Manifest]) -> Reas
 
 def _unrun_step(side: str, site: Site, covering: list[Manifest]) -> Reason | None:
     """Return that some runs of a side hold records, and none of a site's step; else None."""
-    steps = {record.site.pass_step for each in covering for record in each.records}
-    if not steps or site.pass_step in steps:
+    ran = [each.recorded_passes for each in covering]
+    if not any(ran) or any(site.pass_step in each for each in ran):
         return None
     return Reason(ReasonKind.NO_STEP, {"side": side, "phase": site.phase, "step": site.step})
 

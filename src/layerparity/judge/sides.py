@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 from layerparity.anatomy.site import Site
@@ -87,8 +88,9 @@ class RunSet:
         """Whether every source has fingerprints."""
         return all(source.proved for source in self.sources)
 
+    @cached_property
     def skipped(self) -> dict[str, str]:
-        """Return why no run captured a site, by the site's text."""
+        """Why no run captured a site, by the site's text."""
         reasons = {site: why for each in self.manifests for site, why in each.skipped.items()}
         captured = {str(site) for site in self.records}
         return {site: why for site, why in reasons.items() if site not in captured}

@@ -47,6 +47,7 @@ _OF_BOTH = (
     "dtype",
     "end",
     "generate",
+    "inputs",
     "layer",
     "model",
     "prompt",
@@ -61,14 +62,15 @@ def after_run(config: Config, run: FinishedRun) -> str:
     """Return the candidate's command after a golden run, a comparison after a candidate's.
 
     One that no golden could feed is fed by the prompt, as its golden will be, which comes next. Of
-    other values of its own a golden is made when it is compared.
+    other values of its own a golden is made when it is compared; of chosen tokens it cannot be.
     """
     if run.manifest.kind == RunKind.golden.value:
         own = {k: v for k, v in steps.own_settings(config).items() if not _of_the_golden(k)}
         return _elsewhere(steps.command({**_CANDIDATE, "golden": run.id[:_SHOWN], **own}))
     sides: steps.Settings = {"golden": run.fed_by[0][:_SHOWN]} if len(run.fed_by) == 1 else {}
     sides["candidate"] = run.id[:_SHOWN]
-    if not run.fed_by and config.inputs.name == "auto" and not config.prompt.given:
+    prompted = config.inputs.name == "auto" and not config.prompt.given
+    if not run.fed_by and (prompted or run.manifest.kept):
         own = {k: v for k, v in steps.own_settings(config).items() if _head(k) in _OF_BOTH}
         return steps.command({**GOLDEN_HERE, **own})
     own_values = {} if run.fed_by else {"job.own_inputs": True}

@@ -239,6 +239,11 @@ class Manifest:
         return {record.site: record for record in reversed(self.records)}
 
     @cached_property
+    def recorded_passes(self) -> set[tuple[str, int]]:
+        """The passes that records are of, by phase and step."""
+        return {record.site.pass_step for record in self.records}
+
+    @cached_property
     def _by_pass(self) -> dict[tuple[str, int], list[Feed]]:
         passes: dict[tuple[str, int], list[Feed]] = {}
         for feed in self.feeds:

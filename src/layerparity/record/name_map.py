@@ -172,6 +172,7 @@ class _Known:
 
     def __init__(self, tensors: Sequence[Dumped]) -> None:
         self._by_end: dict[str, list[tuple[str, Dumped]]] = {}
+        self._called: dict[str, list[tuple[str, Dumped]]] = {}
         for tensor in tensors:
             for name in tensor.names:
                 parts = name.split("/")
@@ -179,6 +180,7 @@ class _Known:
                     end = "/".join(parts[at:])
                     # A pattern is held against names that are alike but for their numbers.
                     self._by_end.setdefault(_shape(end), []).append((end, tensor))
+                    self._called.setdefault(end, []).append((end, tensor))
 
     def hits(
         self, expression: str, path: str | Path
@@ -211,7 +213,9 @@ class _Known:
         """
         pattern = pattern_of(name, numbers)
         seen: set[int] = set()
-        for end, tensor in self._by_end.get(_shape(name), ()):
+        # Of a name without places there may be as many as there are tensors.
+        alike = self._by_end.get(_shape(name)) if _PLACE.search(name) else self._called.get(name)
+        for end, tensor in alike or ():
             found = pattern.fullmatch(end)
             if (
                 found is None
