@@ -36,7 +36,10 @@ BENCHMARKS = {
         )
     ],
     "growth": [
-        ("--rows sites npz --rounds 1 --divide 16", "| arrays of one .npz | `job=compare` | 25 50 100 200")
+        (
+            "--rows sites npz --rounds 1 --divide 16",
+            "| arrays of one .npz | `job=compare` | 25 50 100 200",
+        )
     ],
     "logits": [("--models llama --slips 0.3 --ways 'tp 2'", "| verdict |  | 0 of 2 | 30.0% |")],
     "mutations": [("--count 3 --seed 1", "Unforeseen faults")],
