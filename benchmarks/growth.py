@@ -1,13 +1,14 @@
 """How time grows with runs, sites, tokens, layers and ranks: commands of n, 2n, 4n and 8n of each.
 
     python benchmarks/growth.py                        # every row, in some minutes
-    python benchmarks/growth.py --rows npz --times 4   # one of them, and how many times n
-    python benchmarks/growth.py --rows sites --divide 16 --rounds 1      # does this run?
+    python benchmarks/growth.py --rows npz --times 4   # one of them, of four times as many
+    python benchmarks/growth.py --rows sites --times 0.06 --rounds 1  # does this run?
 
 Whole commands run in this process, which has run the smallest before. The least CPU time of several
-rounds counts, that of processes it starts among it. Printed is p of the a + b n^p nearest to
-the four: 1 where time is linear, less where other things take it, 2 where twice of it takes four
-times as long. Memory is what this process has held at most so far: it only grows from row to row.
+rounds counts, that of processes it starts among it. Printed is p of the a + b n^p nearest to the
+four: 1 where time is linear, 2 where twice as much takes four times as long. Of seconds that hardly
+differ it means nothing, and where more takes less there is none. Memory is what this process has
+held at most so far: it only grows from row to row.
 """
 
 from __future__ import annotations
@@ -57,13 +58,12 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=[*ROWS])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--times", type=float, default=1.0, help="n of a row is multiplied by")
-    parser.add_argument("--divide", type=float, default=1.0, help="n of a row is divided by")
     options = parser.parse_args()
     print("| what grows | command | n, 2n, 4n, 8n | CPU s | exponent | GB at most |")
     print("|---|---|---|---|---|---|", flush=True)
     for name in options.rows:
         row = ROWS[name]
-        least = max(1, round(row.least * options.times / options.divide))
+        least = max(1, round(row.least * options.times))
         counts = [least << doubled for doubled in range(4)]
         # What a process does once.
         measured(row.words, least, 1)
@@ -71,21 +71,26 @@ def main() -> None:
         many, spent = (" ".join(map(str, each)) for each in (counts, (f"{s:.2f}" for s in seconds)))
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         power = exponent(counts, seconds)
+        shown = "" if power is None else f"{power:.2f}"
         print(
-            f"| {row.what} | {row.command} | {many} | {spent} | {power:.2f} | {memory:.2f} |",
+            f"| {row.what} | {row.command} | {many} | {spent} | {shown} | {memory:.2f} |",
             flush=True,
         )
 
 
-def exponent(counts: Sequence[int], seconds: Sequence[float]) -> float:
-    """Return p of the a + b n^p that is nearest to what counts take, by relative squares."""
+def exponent(counts: Sequence[int], seconds: Sequence[float]) -> float | None:
+    """Return p of the a + b n^p nearest to what counts take, by relative squares; b is not below 0.
+
+    None where that is nearest with none.
+    """
     least: list[tuple[float, float]] = []
     weights = 1 / np.array(seconds)
     for power in np.arange(0.05, 3.0, 0.05):
         grown = np.stack([np.ones(len(counts)), np.array(counts) ** power], 1) * weights[:, None]
-        _, off, *_ = np.linalg.lstsq(grown, np.ones(len(counts)), rcond=None)
-        least.append((float(off[0]), float(power)))
-    return min(least)[1]
+        (_, more), off, *_ = np.linalg.lstsq(grown, np.ones(len(counts)), rcond=None)
+        if more > 0:
+            least.append((float(off[0]), float(power)))
+    return min(least)[1] if least else None
 
 
 def measured(words: Words, count: int, rounds: int) -> float:
@@ -123,17 +128,12 @@ def processor_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def kept_runs(folder: Path, count: int) -> None:
-    """Keep so many runs of a month ago in a store."""
+def old_runs(folder: Path, count: int) -> Sequence[str]:
+    """Keep so many runs of a month ago in a store, and ask what goes."""
     kept = open_store(TrackingConfig(folder=str(folder / "store")))
     store.fill(kept, count)
     with closing(connect(kept.config.root / database.FILE_NAME)) as opened, opened:
         opened.execute("UPDATE runs SET start_time = start_time - ?", (MONTH,))
-
-
-def old_runs(folder: Path, count: int) -> Sequence[str]:
-    """Keep old runs, and ask what goes."""
-    kept_runs(folder, count)
     return ("job=gc", "job.older_than=1d", f"tracking.folder={folder / 'store'}")
 
 
@@ -161,12 +161,12 @@ def arrays(folder: Path, count: int) -> Sequence[str]:
     held = {name: found[site] for name, site in names.items()}
     np.savez(dump / "tensors.npz", allow_pickle=False, **held)
     (dump / "names.json").write_text(json.dumps(names), encoding="utf-8")
-    return (*compare(folder)[:2], f"candidate={dump}", *compare(folder)[3:])
+    return compare(folder, dump.name)
 
 
-def compare(folder: Path) -> Sequence[str]:
-    """Return the words that compare the two runs of a folder."""
-    sides = [f"{side}={folder / side}" for side in ("golden", "candidate")]
+def compare(folder: Path, candidate: str = "candidate") -> Sequence[str]:
+    """Return the words that compare a folder's golden with what is beside it."""
+    sides = (f"golden={folder / 'golden'}", f"candidate={folder / candidate}")
     return ("job=compare", *sides, "tolerance=fixed", f"tracking.folder={folder / 'store'}")
 
 

@@ -37,7 +37,7 @@ BENCHMARKS = {
     ],
     "growth": [
         (
-            "--rows sites npz --rounds 1 --divide 16",
+            "--rows sites npz --rounds 1 --times 0.0625",
             "| arrays of one .npz | `job=compare` | 25 50 100 200",
         )
     ],
